@@ -1,0 +1,29 @@
+"""One GPU, many models: trains many models at once, each ending where it would have ended alone.
+
+Importing this imports no framework and touches no device.
+"""
+
+from carpool.errors import CarpoolError, Interrupted
+from carpool.grid import grid
+from carpool.job import Job, Schedule
+from carpool.random import batch_order
+from carpool.result import Outcome, Result, Results
+from carpool.stopping import EarlyStopping
+from carpool.train import plan, train
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "CarpoolError",
+    "EarlyStopping",
+    "Interrupted",
+    "Job",
+    "Outcome",
+    "Result",
+    "Results",
+    "Schedule",
+    "batch_order",
+    "grid",
+    "plan",
+    "train",
+]

@@ -1,0 +1,37 @@
+"""Which adapter takes a model: a table of names, loaded late, so that importing carpool imports no framework."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from carpool.adapters.base import Adapter
+from carpool.errors import ModelError, sentence
+
+TABLE = {"torch": "carpool.adapters.torch.train:TorchAdapter"}
+
+
+def load(name: str) -> type[Adapter]:
+    """The adapter class of this name."""
+    module, _, attribute = TABLE[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def claiming(model: Any) -> type[Adapter]:
+    """The adapter that takes this model. Only frameworks that are already imported can have made an object."""
+    for name in TABLE:
+        if name in sys.modules and load(name).claims(model):
+            return load(name)
+    raise ModelError(
+        sentence(
+            f"a model of one of {', '.join(TABLE)}, or a factory of one",
+            f"{type(model).__name__}",
+            "see Job.model",
+        )
+    )
+
+
+def for_factory() -> type[Adapter]:
+    """The adapter that will call a factory: the only framework there is, for now."""
+    return load("torch")

@@ -1,0 +1,214 @@
+"""The interfaces everything hangs on: `Adapter`, `Session`, `FusedSession`, `Fuser`.
+
+An adapter is all that carpool knows about one framework, and lives for one run. A session is a job, or a fused group of
+jobs, on a device; its rows are its members. Executors loop, sessions step. A missing power is declared
+(`fuser = None`), never guessed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from carpool.job import Job
+from carpool.planning.cursor import Chunk, Cursor
+from carpool.planning.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job's state, the same whatever the strategy: what to load to go on from here.
+
+    `model` maps leaf names to arrays, `optimizer` leaf names to slots to arrays, `groups` are the optimizer's
+    hyper-parameters by group, `scheduler` is the scheduler's own state.
+    """
+
+    cursor: Cursor
+    model: Mapping[str, Any]
+    optimizer: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    groups: tuple[Mapping[str, Any], ...] = ()
+    scheduler: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A receipt for an enqueued chunk; `payload` is the session's own business."""
+
+    chunk: Chunk
+    payload: Any
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """Sums of one row's metrics over `samples`, weighted by batch size; `steps` is how many steps it took.
+
+    `diverged` says that the row stopped in this chunk because its loss was not finite.
+    """
+
+    row: int
+    steps: int
+    samples: int
+    sums: Mapping[str, float]
+    diverged: bool = False
+
+
+@dataclass(frozen=True)
+class Check:
+    """A fused step beside each checked member's step alone."""
+
+    checked: int
+    max_difference: float
+    mismatch: str | None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The user's own objects after training."""
+
+    model: Any
+    optimizer: Any = None
+    scheduler: Any = None
+
+
+class StepFailure(Exception):
+    """Some rows raised inside `advance`. `ticket` covers the steps done before that; the other rows can go on."""
+
+    def __init__(self, ticket: Ticket, errors: Mapping[int, BaseException]) -> None:
+        super().__init__(f"rows {sorted(errors)} raised")
+        self.ticket = ticket
+        self.errors = dict(errors)
+
+
+class Servable(ABC):
+    """What serving needs of a session: no job, no data, no optimizer."""
+
+    @abstractmethod
+    def predict(self, inputs: Any, rows: Sequence[int] | None = None) -> Any: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives every byte back."""
+
+
+class Session(Servable):
+    """A job, or a fused group of jobs, living on a device."""
+
+    @abstractmethod
+    def advance(self, chunk: Chunk) -> Ticket:
+        """Enqueues the chunk's steps without waiting for them."""
+
+    @abstractmethod
+    def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
+        """Waits for the chunk; one row of sums for each member in it."""
+
+    @abstractmethod
+    def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
+        """Runs these rows' validation data; rows without any are left out."""
+
+    @abstractmethod
+    def end_epoch(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
+        """Tells the rows that an epoch ended, with its metrics: schedulers that step by epoch step now."""
+
+    @abstractmethod
+    def keep(self, rows: Sequence[int]) -> None:
+        """Remembers these rows' weights as their best."""
+
+    @abstractmethod
+    def revert(self, rows: Sequence[int]) -> None:
+        """Puts the remembered weights back."""
+
+    @abstractmethod
+    def state(self, rows: Sequence[int]) -> tuple[JobState, ...]: ...
+
+    @abstractmethod
+    def load(self, row: int, state: JobState) -> None: ...
+
+    def peak_bytes(self) -> int | None:
+        """The most device memory this session held, where the device says."""
+        return None
+
+
+class FusedSession(Session):
+    """Many jobs of one structure with stacked weights; rows are members."""
+
+    width: int
+
+    @abstractmethod
+    def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
+        """Compares the chunk's first step with each row's step alone, and leaves no trace of either."""
+
+    @abstractmethod
+    def leave(self, rows: Sequence[int]) -> tuple[JobState, ...]:
+        """These rows end: their last states. The rows are free until `join`."""
+
+    @abstractmethod
+    def join(self, row: int, job: Job, state: JobState | None = None) -> None:
+        """A job of the same structure takes a free row; nothing is recompiled, no neighbour changes."""
+
+    @abstractmethod
+    def copy(self, source: int, target: int) -> None:
+        """Gives `target` the weights and optimizer state of `source`."""
+
+    @abstractmethod
+    def resize(self, width: int) -> Mapping[int, int]:
+        """Repacks the members to a narrower stack; where each old row went."""
+
+    @abstractmethod
+    def timing(self) -> tuple[float, float]:
+        """Seconds a launch takes, and seconds it took to prepare one (trace, compile, capture)."""
+
+
+Prepared = Callable[[int, int, bool, float], None]
+"""Called when a step was prepared: batch size, width, whether it was compiled, seconds."""
+
+
+class Fuser(ABC):
+    """The power to stack jobs of one structure."""
+
+    @abstractmethod
+    def refusal(self, jobs: Sequence[Job]) -> str | None:
+        """Why these jobs of one signature can't be stacked, or None."""
+
+    @abstractmethod
+    def open(self, jobs: Sequence[Job], width: int, device: str, prepared: Prepared) -> FusedSession: ...
+
+
+class Adapter(ABC):
+    """All that carpool knows about one framework, for one run."""
+
+    name: ClassVar[str]
+    fuser: Fuser | None
+
+    def __init__(self, compile: str | bool = "auto") -> None:
+        self.compile = compile
+
+    @classmethod
+    @abstractmethod
+    def claims(cls, model: Any) -> bool:
+        """Whether this object is a model of this framework."""
+
+    @abstractmethod
+    def device(self, name: str) -> str:
+        """The device meant by "auto", "cpu", "cuda" or "cuda:N"; raises DeviceError for one that is not there."""
+
+    @abstractmethod
+    def describe(self, job: Job) -> ModelSpec:
+        """Builds what the job's factories make and says what the planner needs to know."""
+
+    @abstractmethod
+    def open(self, job: Job, device: str) -> Session: ...
+
+    @abstractmethod
+    def absorb(self, job: Job, state: JobState) -> Trained:
+        """Writes a state into the user's own objects and gives them back."""
+
+    @abstractmethod
+    def trained(self, job: Job) -> Trained:
+        """The user's own objects as they are."""
+
+    @abstractmethod
+    def save(self, model: Any, path: Path) -> None:
+        """Writes a model's weights as safetensors."""

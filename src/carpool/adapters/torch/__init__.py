@@ -1,0 +1,1 @@
+"""PyTorch: the only place, with `kernels/`, that imports torch."""

@@ -1,0 +1,170 @@
+"""A member's step alone, by ordinary autograd and its real optimizer, to hold a fused step against.
+
+The member's own module runs (not the group's template), so a signature that was fooled shows here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from carpool.adapters.base import Check
+from carpool.adapters.torch.build import Built
+from carpool.adapters.torch.probe import Stepped, call
+from carpool.adapters.torch.stacked import Recipe
+from carpool.kernels.random import Keyed
+
+_NOISE = 1e-5  # of the largest gradient: below it an Adam step is the sign of a rounding error
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row before a step: its job, its tensors, its batch, and how many updates its groups have had."""
+
+    built: Built
+    tensors: Mapping[str, Tensor]
+    data: Sequence[Tensor]
+    counts: np.ndarray
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What the step alone gave."""
+
+    loss: float
+    weights: dict[str, Tensor]
+    grads: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+def _forward(recipe: Recipe, case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    leaves = {
+        name: t.detach().clone().requires_grad_()
+        for name, t in recipe.layout.row(case.tensors["weights"]).items()
+    }
+    others = {
+        name.partition(":")[2]: t
+        for name, t in case.tensors.items()
+        if name.startswith(("fixed:", "buffer:"))
+    }
+    with Keyed(case.built.seed, int(case.tensors["steps"])):
+        module = Stepped(case.built.model, case.built.step)
+        values, buffers = call(module, {**leaves, **others}, case.built.data.batch(list(case.data)))
+    return leaves, values, buffers
+
+
+def try_step(recipe: Recipe, case: Case) -> Exception | None:
+    """What the row's forward pass raises alone, or None."""
+    try:
+        with torch.no_grad():
+            _forward(recipe, case)
+    except Exception as error:
+        return error
+    return None
+
+
+def solo_step(recipe: Recipe, case: Case) -> Alone:
+    """The step alone: forward, backward, clipping and the real optimizer's own update."""
+    leaves, values, buffers = _forward(recipe, case)
+    values["loss"].backward()
+    grads = {name: leaf.grad.clone() for name, leaf in leaves.items() if leaf.grad is not None}
+    if case.built.job.clip_norm is not None:
+        clip_grad_norm_(leaves.values(), case.built.job.clip_norm)
+    _optimizer(recipe, case, leaves).step()
+    weights = {name: leaf.detach() for name, leaf in leaves.items()}
+    return Alone(values["loss"].item(), weights, grads, {name: b.detach() for name, b in buffers.items()})
+
+
+def _optimizer(recipe: Recipe, case: Case, leaves: Mapping[str, Tensor]) -> torch.optim.Optimizer:
+    """A real optimizer like the member's own over these leaves, with the row's state."""
+    groups, states = [], {}
+    slots = {s: recipe.layout.row(case.tensors[f"slot:{s}"]) for s in recipe.layout.slots}
+    own = [{k: v for k, v in group.items() if k != "params"} for group in case.built.optimizer.param_groups]
+    for span, options, count in zip(recipe.layout.spans, own, case.counts, strict=True):
+        if not span.leaves:
+            continue
+        groups.append({**options, "params": [leaves[leaf.name] for leaf in span.leaves]})
+        for leaf in span.leaves:
+            counter = {"step": torch.tensor(float(count))} if recipe.layout.update.counts else {}
+            states[leaves[leaf.name]] = counter | {s: slots[s][leaf.name].clone() for s in span.slots}
+    make: Any = type(case.built.optimizer)  # the options are all in the groups
+    made: torch.optim.Optimizer = make(groups)
+    for leaf, state in states.items():
+        if state and any(case.counts > 0):
+            made.state[leaf] = _placed(made, state, leaf)
+    return made
+
+
+def _placed(optimizer: torch.optim.Optimizer, state: dict[str, Any], leaf: Tensor) -> dict[str, Any]:
+    on_device = optimizer.param_groups[0].get("capturable") or optimizer.param_groups[0].get("fused")
+    return {name: t.to(leaf.device) if name != "step" or on_device else t for name, t in state.items()}
+
+
+def tolerance(dtype: torch.dtype, device: torch.device) -> float:
+    """How far apart two orders of summation may end up in one step, relative to the largest weight."""
+    if dtype == torch.float64:
+        return 1e-9
+    loose = dtype in (torch.bfloat16, torch.float16)
+    loose |= device.type == "cuda" and (
+        torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
+    )
+    return 1e-2 if loose else 1e-4
+
+
+def compare(
+    recipe: Recipe,
+    size: int,
+    alone: Mapping[int, Alone],
+    together: Mapping[str, Tensor],
+    members: Mapping[int, Built],
+) -> Check:
+    """The largest difference, and the first member beyond the tolerance, in words."""
+    worst, mismatch = 0.0, None
+    allowed = tolerance(recipe.layout.dtype, together["weights"].device)
+    for row, own in alone.items():
+        difference, place = _difference(recipe, size, row, own, together)
+        worst = max(worst, difference)
+        if not difference <= allowed and mismatch is None:
+            mismatch = (
+                f"the fused step of {members[row].job.name!r} differs from its step alone at {place} "
+                f"by {difference:.1e} (allowed: {allowed:.0e})"
+            )
+    return Check(len(alone), worst, mismatch)
+
+
+def _difference(
+    recipe: Recipe, size: int, row: int, own: Alone, together: Mapping[str, Tensor]
+) -> tuple[float, str]:
+    if not np.isfinite(own.loss):
+        return 0.0, "loss"  # it diverged at once, alone as well; the mask leaves the row as it was
+    loss = float(together["sums"][row, 0]) / size
+    found = [(abs(loss - own.loss) / max(1.0, abs(own.loss)), "loss")]
+    largest = max((float(grad.abs().max()) for grad in own.grads.values() if grad.numel()), default=0.0)
+    for name, weight in recipe.layout.row(together["weights"][row]).items():
+        counts = (
+            own.grads[name].abs() > _NOISE * largest
+            if name in own.grads
+            else torch.ones_like(weight, dtype=torch.bool)
+        )
+        found.append((_relative(weight, own.weights[name], counts), repr(name)))
+    for name, buffer in own.buffers.items():
+        found.append(
+            (
+                _relative(together[f"buffer:{name}"][row], buffer, torch.ones_like(buffer, dtype=torch.bool)),
+                repr(name),
+            )
+        )
+    return max(found)
+
+
+def _relative(a: Tensor, b: Tensor, counts: Tensor) -> float:
+    if not a.numel():
+        return 0.0
+    gap = torch.where(counts, (a.double() - b.double()).abs(), 0.0)
+    return float(gap.max() / b.double().abs().max().clamp(min=1.0 if not a.is_floating_point() else 1e-3))

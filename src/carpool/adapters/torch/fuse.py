@@ -1,0 +1,152 @@
+"""Fusing torch jobs: when they can be stacked, and opening the stack."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from carpool.adapters.base import Fuser, Prepared
+from carpool.adapters.torch import stack
+from carpool.adapters.torch.build import Built
+from carpool.adapters.torch.fused import StackedSession
+from carpool.adapters.torch.layout import make_layout
+from carpool.adapters.torch.probe import Probe, blame
+from carpool.adapters.torch.program import trace_only
+from carpool.adapters.torch.stacked import Recipe, train_step
+from carpool.adapters.torch.store import Pool, Store
+from carpool.job import Job
+from carpool.kernels.updates import UPDATES
+from carpool.planning.cursor import Course
+from carpool.planning.spec import Signature
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the adapter knows of a job it has described."""
+
+    built: Built
+    probe: Probe
+    signature: Signature
+    course: Course
+
+
+class TorchFuser(Fuser):
+    """Stacks jobs of one signature."""
+
+    def __init__(
+        self, known: Callable[[Job], Known], store: Store, device: Callable[[], str], compile: str | bool
+    ) -> None:
+        self._known = known
+        self._store = store
+        self._device = device
+        self._compile = compile
+
+    def refusal(self, jobs: Sequence[Job]) -> str | None:
+        known = [self._known(job) for job in jobs]
+        first = known[0]
+        reason = first.probe.failure or _optimizer_refusal(first.built) or _parameter_refusal(first)
+        for member in known:
+            reason = reason or _state_refusal(member)
+        return reason or self._trace_refusal(known)
+
+    def _trace_refusal(self, known: Sequence[Known]) -> str | None:
+        """Traces the step at the width it would run at; the trace is remembered for `open`."""
+        first, device = known[0], self._device()
+        size = min(first.course.batch_size, first.course.length)
+        recipe = make_recipe(first)
+        pool = Pool([member.built.data for member in known])
+        longest = max(member.course.length for member in known)
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                tensors = stack.state_tensors(recipe.layout, first.built, len(known), device)
+                tensors |= stack.feed_tensors(recipe.layout, len(known), len(recipe.values), device)
+                tensors |= stack.empty_data(pool, len(known), longest, device)
+            trace_only(train_step(recipe, size), tensors, ("train", first.signature, size))
+        except Exception as error:
+            return blame(error)
+        return None
+
+    def open(self, jobs: Sequence[Job], width: int, device: str, prepared: Prepared) -> StackedSession:
+        known = [self._known(job) for job in jobs]
+        return StackedSession(
+            make_recipe(known[0]), known, width, device, self._store, self._compile, prepared, self._known
+        )
+
+
+def make_recipe(known: Known) -> Recipe:
+    """The recipe of a structure, with templates of its model that hold no memory of their own."""
+    template = _emptied(copy.deepcopy(known.built.model))
+    return Recipe(
+        layout=make_layout(known.built, known.probe.idle),
+        training=template,
+        evaluating=copy.deepcopy(template).eval(),
+        step=known.built.step,
+        batch=known.built.data.batch,
+        values=known.probe.values,
+        clips=known.built.job.clip_norm is not None,
+    )
+
+
+def _emptied(model: nn.Module) -> nn.Module:
+    """Parameters and buffers replaced by ones without memory: a step brings its own.
+
+    Not by `.to("meta")`, which makes a new parameter at each place and so unties tied weights.
+    """
+    empty: dict[int, Any] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                bare = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+                module._parameters[name] = empty.setdefault(id(parameter), bare)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = empty.setdefault(id(buffer), buffer.to("meta"))
+    return model
+
+
+def _optimizer_refusal(built: Built) -> str | None:
+    kind = type(built.optimizer)
+    if kind not in UPDATES:
+        known = ", ".join(optimizer.__name__ for optimizer in UPDATES)
+        return f"{kind.__module__}.{kind.__qualname__} has no stacked update (there are: {known})"
+    hooks = [
+        name for name in vars(built.optimizer) if name.endswith("_hooks") and getattr(built.optimizer, name)
+    ]
+    if hooks:
+        return f"the optimizer has {hooks[0].strip('_').replace('_', ' ')}"
+    refusals = (UPDATES[kind].refusal(group) for group in built.optimizer.param_groups)
+    return next((refusal for refusal in refusals if refusal), None)
+
+
+def _parameter_refusal(known: Known) -> str | None:
+    built = known.built
+    held = {id(p) for group in built.optimizer.param_groups for p in group["params"]}
+    learning = {
+        name: p
+        for name, p in built.model.named_parameters()
+        if p.requires_grad and name not in known.probe.idle
+    }
+    updated = {name: p for name, p in learning.items() if id(p) in held}
+    if not updated:
+        return "no parameter is trained"
+    if len({p.dtype for p in updated.values()}) > 1:
+        return "its trained parameters have several dtypes"
+    outside = next((name for name in learning if name not in updated), None)
+    if outside and built.job.clip_norm is not None:
+        return f"clip_norm counts the gradient of {outside!r}, which the optimizer does not hold"
+    sparse = [name for name, m in built.model.named_modules() if getattr(m, "sparse", False)]
+    return f"{sparse[0]!r} has sparse gradients" if sparse else None
+
+
+def _state_refusal(known: Known) -> str | None:
+    layout = make_layout(known.built, known.probe.idle)
+    try:
+        stack.updates_done(layout, stack.initial_states(known.built))
+    except ValueError as error:
+        return f"{known.built.job.name!r}: {error}"
+    return None

@@ -1,0 +1,420 @@
+"""The fused session: many jobs of one structure, a row each, advanced by one launch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from carpool.adapters.base import Check, FusedSession, JobState, MetricRow, Prepared, StepFailure, Ticket
+from carpool.adapters.torch import stack
+from carpool.adapters.torch.absorb import restore_into
+from carpool.adapters.torch.check import Case, compare, solo_step, try_step
+from carpool.adapters.torch.hypers import Hypers, columns
+from carpool.adapters.torch.program import Program, compile_guess_s
+from carpool.adapters.torch.stacked import Recipe, evaluate_step, train_step
+from carpool.adapters.torch.store import Pool, Store, shuffled
+from carpool.job import Job
+from carpool.planning.cursor import Chunk, launches
+from carpool.planning.widths import worth_compiling
+
+if TYPE_CHECKING:
+    from carpool.adapters.torch.fuse import Known
+
+Tensors = dict[str, Tensor]
+
+
+class StackedSession(FusedSession):
+    """Stacked weights, one traced step; members come and go by rows."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        known: Sequence[Known],
+        width: int,
+        device: str,
+        store: Store,
+        compile: str | bool,
+        prepared: Prepared,
+        lookup: Callable[[Job], Known],
+    ) -> None:
+        self._recipe, self._layout = recipe, recipe.layout
+        self._known: list[Known | None] = [*known, *[None] * (width - len(known))]
+        self._first = known[0]
+        self.width, self._device, self._store = width, device, store
+        self._compile, self._prepared, self._lookup = compile, prepared, lookup
+        self._pool = Pool([member.built.data for member in known])
+        self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
+        self._base = np.zeros((width, len(self._layout.spans)))
+        self._programs: dict[tuple[str, int], Program] = {}
+        self._best: Tensors = {}
+        self._epochs = [-1] * width
+        self._launch_s = 0.0
+        self._tensors = self._allocated(known)
+        self._validation = self._validation_tensors()
+        self._fill(range(len(known)), [stack.initial_states(member.built) for member in known])
+        if device.startswith("cuda"):
+            torch.cuda.reset_peak_memory_stats(device)
+
+    # Opening
+
+    def _allocated(self, known: Sequence[Known]) -> Tensors:
+        tensors = stack.state_tensors(self._layout, self._first.built, self.width, self._device)
+        tensors |= stack.feed_tensors(self._layout, self.width, len(self._recipe.values), self._device)
+        arrays = self._pool.arrays(self._store, self._device)
+        longest = max(member.course.length for member in known)
+        order = torch.zeros(self.width, longest, dtype=torch.int32, device=self._device)
+        return tensors | {f"data:{i}": array for i, array in enumerate(arrays)} | {"order": order}
+
+    def _validation_tensors(self) -> Tensors | None:
+        held = [(row, m.built.validation) for row, m in enumerate(self._known) if m and m.built.validation]
+        if not held:
+            return None
+        pool = Pool([arrays for _, arrays in held])
+        positions = {row: pool.positions(arrays) for row, arrays in held}
+        first = next(iter(positions.values()))
+        shared = all(torch.equal(first, other) for other in positions.values())
+        order = torch.zeros(1 if shared else self.width, max(map(len, positions.values())), dtype=torch.int32)
+        for row, places in positions.items():
+            order[0 if shared else row, : len(places)] = places
+        tensors = stack.evaluation_tensors(self._tensors, len(self._recipe.values), self._device)
+        arrays = pool.arrays(self._store, self._device)
+        return tensors | {f"data:{i}": a for i, a in enumerate(arrays)} | {"order": order.to(self._device)}
+
+    def _fill(self, rows: Sequence[int], states: Sequence[JobState]) -> None:
+        stack.write_rows(self._layout, self._tensors, rows, states)
+        for row, state in zip(rows, states, strict=True):
+            self._tensors["seeds"][row] = self._member(row).built.seed
+            self._base[row] = stack.updates_done(self._layout, state) - state.cursor.step
+            self._epochs[row] = -1
+
+    def _member(self, row: int) -> Known:
+        member = self._known[row]
+        assert member is not None, f"row {row} is free"
+        return member
+
+    # Training
+
+    def advance(self, chunk: Chunk) -> Ticket:
+        errors = self._feed(chunk, ahead=True)
+        if errors:
+            raise StepFailure(self._ticket(_shorter(chunk, 0)), errors)
+        program = self._train_program(chunk.size)
+        started = time.perf_counter()
+        try:
+            program.run(chunk.steps)
+        except Exception as error:
+            raise self._failure(chunk, error) from error
+        if not self._device.startswith("cuda"):
+            self._launch_s = (time.perf_counter() - started) / chunk.steps
+        return self._ticket(chunk)
+
+    def _feed(self, chunk: Chunk, ahead: bool) -> dict[int, BaseException]:
+        """Tells the device what the chunk is; the errors of schedulers that could not be stepped, by row."""
+        self._shuffle(chunk)
+        steps = chunk.steps if ahead else 1
+        numbers, errors = self._hypers.ahead(chunk.rows, steps) if ahead else (self._hypers.now(), {})
+        index = torch.tensor(chunk.rows, device=self._device)
+        feed = self._tensors
+        feed["active"].zero_()
+        feed["active"][index] = True
+        feed["start"][index] = torch.tensor(
+            [c.batch * self._first.course.batch_size for c in chunk.cursors], device=self._device
+        )
+        feed["steps"][index] = torch.tensor([cursor.step for cursor in chunk.cursors], device=self._device)
+        counts = self._base.copy()
+        counts[list(chunk.rows)] += np.array([[cursor.step] for cursor in chunk.cursors])
+        table = columns(self._layout, numbers, torch.from_numpy(counts).to(self._device), steps)
+        feed["table"][:steps] = table.to(feed["table"].dtype)
+        if self._recipe.clips:
+            feed["clip"].copy_(self._hypers.clip())
+        for name in ("k", "sums", "taken"):
+            feed[name].zero_()
+        return errors
+
+    def _shuffle(self, chunk: Chunk) -> None:
+        """Lays out the order of the epoch for the rows that start one."""
+        fresh = [
+            (r, c.epoch) for r, c in zip(chunk.rows, chunk.cursors, strict=True) if self._epochs[r] != c.epoch
+        ]
+        by_length: dict[tuple[int, bool], list[tuple[int, int]]] = {}
+        for row, epoch in fresh:
+            built = self._member(row).built
+            by_length.setdefault((built.data.length, built.job.shuffle), []).append((row, epoch))
+            self._epochs[row] = epoch
+        for (length, shuffle), pairs in by_length.items():
+            rows = torch.tensor([row for row, _ in pairs], device=self._device)
+            places = torch.stack([self._pool.positions(self._member(row).built.data) for row, _ in pairs]).to(
+                self._device
+            )
+            if shuffle:
+                epochs = torch.tensor([epoch for _, epoch in pairs], device=self._device)
+                places = shuffled(places, self._tensors["seeds"][rows], epochs)
+            self._tensors["order"][rows, :length] = places
+
+    def _ticket(self, chunk: Chunk) -> Ticket:
+        shown = torch.cat(
+            [self._tensors[n].to(torch.float64).view(self.width, -1) for n in ("sums", "taken", "alive")], 1
+        )
+        return Ticket(chunk, shown)
+
+    def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
+        shown: np.ndarray = ticket.payload.cpu().numpy()
+        rows = []
+        for row in ticket.chunk.rows:
+            steps, alive = int(shown[row, -2]), bool(shown[row, -1])
+            if not alive:
+                self._hypers.rewind(row, steps)
+            sums = dict(zip(self._recipe.values, shown[row].tolist(), strict=False))
+            rows.append(MetricRow(row, steps, steps * ticket.chunk.size, sums, not alive))
+        return tuple(rows)
+
+    def _failure(self, chunk: Chunk, error: Exception) -> StepFailure | Exception:
+        """Which rows raised in the step that failed: each is tried alone. A failure nobody owns is the group's."""
+        done = int(self._tensors["k"])
+        errors = {
+            row: e
+            for row in chunk.rows
+            if (e := try_step(self._recipe, self._case(row, chunk, done))) is not None
+        }
+        if not errors:
+            return error
+        for row in chunk.rows:
+            self._hypers.rewind(row, done)
+        return StepFailure(self._ticket(_shorter(chunk, done)), errors)
+
+    def _case(self, row: int, chunk: Chunk, step: int) -> Case:
+        """One row's step alone: its own model, its tensors and its batch."""
+        start = int(self._tensors["start"][row]) + step * chunk.size
+        index = self._tensors["order"][row, start : start + chunk.size].to(torch.int64)
+        data = [t[index] for name, t in self._tensors.items() if name.startswith("data:")]
+        known = self._member(row)
+        counts = self._base[row] + int(self._tensors["steps"][row])
+        return Case(
+            known.built,
+            {n: t[row].clone() for n, t in self._tensors.items() if stack.is_state(n)},
+            data,
+            counts,
+        )
+
+    def _train_program(self, size: int) -> Program:
+        course = self._first.course
+        total = launches([m.course for m in self._known if m]).by_size.get(size, 0) if course.steps else 0
+        return self._program("train", size, total, lambda: train_step(self._recipe, size), self._tensors)
+
+    def _program(
+        self, kind: str, size: int, total: int, make: Callable[[], Any], tensors: Tensors
+    ) -> Program:
+        if (kind, size) not in self._programs:
+            program = Program(make(), tensors, (kind, self._first.signature, size))
+            if self._should_compile(program, total):
+                program.compile()
+            self._programs[kind, size] = program
+            self._prepared(size, self.width, program.compiled, program.prepare_s)
+        return self._programs[kind, size]
+
+    def _should_compile(self, program: Program, total: int) -> bool:
+        if self._compile != "auto":
+            return bool(self._compile)
+        return program.compiled or worth_compiling(total, program.launch_s(), compile_guess_s(self._device))
+
+    # Between chunks
+
+    def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
+        rows = [row for row in rows if self._member(row).built.validation is not None]
+        if self._validation is None or not rows:
+            return ()
+        for name in ("sums", "taken"):
+            self._validation[name].zero_()
+        samples = dict.fromkeys(rows, 0)
+        size = self._first.course.batch_size
+        for row_set, start, width, steps in _passes(
+            {row: self._validation_length(row) for row in rows}, size
+        ):
+            self._evaluate_run(row_set, start, width, steps)
+            for row in row_set:
+                samples[row] += width * steps
+        sums = self._validation["sums"].cpu().numpy()
+        return tuple(
+            MetricRow(row, 0, samples[row], dict(zip(self._recipe.values, sums[row].tolist(), strict=True)))
+            for row in rows
+        )
+
+    def _validation_length(self, row: int) -> int:
+        validation = self._member(row).built.validation
+        return validation.length if validation is not None else 0
+
+    def _evaluate_run(self, rows: Sequence[int], start: int, size: int, steps: int) -> None:
+        assert self._validation is not None
+        feed = self._validation
+        feed["active"].zero_()
+        feed["active"][torch.tensor(list(rows), device=self._device)] = True
+        feed["start"].fill_(start)
+        feed["k"].zero_()
+        shared = len(feed["order"]) < self.width or self.width == 1
+        total = steps * self._first.course.epochs
+        make = lambda: evaluate_step(self._recipe, size, shared)  # noqa: E731
+        self._program(f"evaluate{'-shared' if shared else ''}", size, total, make, feed).run(steps)
+
+    def end_epoch(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
+        self._hypers.end_epoch(metrics)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        if not rows:
+            return
+        index = torch.tensor(list(rows), device=self._device)
+        for name in self._model_names():
+            if name not in self._best:
+                self._best[name] = self._tensors[name].clone()
+            self._best[name][index] = self._tensors[name][index]
+
+    def revert(self, rows: Sequence[int]) -> None:
+        if not rows:
+            return
+        index = torch.tensor(list(rows), device=self._device)
+        for name in self._model_names():
+            self._tensors[name][index] = self._best[name][index]
+
+    def _model_names(self) -> list[str]:
+        return [name for name in self._tensors if name == "weights" or name.startswith("buffer:")]
+
+    # Checking
+
+    def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
+        self._feed(chunk, ahead=False)
+        cases = {row: self._case(row, chunk, 0) for row in rows}
+        before = {
+            name: self._tensors[name].clone()
+            for name in self._tensors
+            if stack.is_state(name) or name == "alive"
+        }
+        errors: dict[int, BaseException] = {}
+        alone = {}
+        for row, case in cases.items():
+            try:
+                alone[row] = solo_step(self._recipe, case)
+            except Exception as error:
+                errors[row] = error
+        if errors:
+            raise StepFailure(self._ticket(_shorter(chunk, 0)), errors)
+        self._train_program(chunk.size).run(1)
+        together = {name: tensor.clone() for name, tensor in self._tensors.items()}
+        for name, tensor in before.items():
+            self._tensors[name].copy_(tensor)
+        return compare(
+            self._recipe, chunk.size, alone, together, {row: self._member(row).built for row in rows}
+        )
+
+    # Rows in and out
+
+    def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
+        members = [self._member(row).built for row in rows]
+        return stack.read_rows(self._layout, self._tensors, rows, members, self._base)
+
+    def load(self, row: int, state: JobState) -> None:
+        restore_into(self._member(row).built, state)
+        self._fill([row], [state])
+        self._hypers.read(row)
+
+    def leave(self, rows: Sequence[int]) -> tuple[JobState, ...]:
+        states = self.state(rows)
+        for row in rows:
+            self._known[row] = None
+            self._hypers.set(row, None)
+        return states
+
+    def join(self, row: int, job: Job, state: JobState | None = None) -> None:
+        known = self._lookup(job)
+        if self._known[row] is not None:
+            raise ValueError(
+                f"row {row} is taken by {self._member(row).built.job.name!r}; let it leave first"
+            )
+        if known.signature != self._first.signature:
+            raise ValueError(f"{job.name!r} has another structure than this group")
+        if not self._pool.holds(known.built.data) or known.course.length > self._tensors["order"].shape[1]:
+            raise ValueError(
+                f"{job.name!r} reads other arrays than this group; only jobs on the group's data can join it"
+            )
+        self._known[row] = known
+        self._hypers.set(row, known.built)
+        if state is not None:
+            restore_into(known.built, state)
+        self._fill([row], [state or stack.initial_states(known.built)])
+        self._hypers.read(row)
+
+    def copy(self, source: int, target: int) -> None:
+        for name, tensor in self._tensors.items():
+            if stack.is_state(name) and name != "steps":
+                tensor[target].copy_(tensor[source])
+        moved = self._base[source] + int(self._tensors["steps"][source])
+        self._base[target] = moved - int(self._tensors["steps"][target])
+        self._tensors["alive"][target] = True
+
+    def resize(self, width: int) -> Mapping[int, int]:
+        occupied = [row for row, member in enumerate(self._known) if member is not None]
+        if not 0 < len(occupied) <= width:
+            raise ValueError(f"expected room for {len(occupied)} members, received width {width}")
+        moved = {row: place for place, row in enumerate(occupied)}
+        index = torch.tensor((occupied * width)[:width], device=self._device)
+        rows = [name for name in self._tensors if not name.startswith("data:") and name not in ("k", "table")]
+        self._tensors |= {name: self._tensors[name].index_select(0, index) for name in rows}
+        self._tensors["table"] = self._tensors["table"].index_select(1, index)
+        self._best = {name: best.index_select(0, index) for name, best in self._best.items()}
+        self._known = [*(self._known[row] for row in occupied), *[None] * (width - len(occupied))]
+        self._base, self._epochs = (
+            self._base[index.cpu().numpy()],
+            [self._epochs[row] for row in index.tolist()],
+        )
+        self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
+        self.width = width
+        self._programs = {}
+        self._validation = self._validation_tensors()
+        return moved
+
+    def timing(self) -> tuple[float, float]:
+        prepare_s = sum(program.prepare_s for (kind, _), program in self._programs.items() if kind == "train")
+        return self._launch_s, prepare_s
+
+    # The rest
+
+    def predict(self, inputs: Any, rows: Sequence[int] | None = None) -> Tensor:
+        """The members' predictions for the same inputs: [rows, batch, ...]."""
+        chosen = torch.tensor(list(range(self.width) if rows is None else rows), device=self._device)
+        leaves = self._layout.views(self._tensors["weights"].index_select(0, chosen))
+        for name, tensor in self._tensors.items():
+            kind, _, leaf = name.partition(":")
+            if kind in ("fixed", "buffer"):
+                leaves[leaf] = tensor.index_select(0, chosen)
+        moved = inputs.to(self._device)
+        with torch.no_grad():
+            return vmap(lambda own: functional_call(self._recipe.evaluating, own, (moved,)))(leaves)
+
+    def peak_bytes(self) -> int | None:
+        return torch.cuda.max_memory_allocated(self._device) if self._device.startswith("cuda") else None
+
+    def close(self) -> None:
+        self._programs, self._tensors, self._best, self._validation = {}, {}, {}, None
+        if self._device.startswith("cuda"):
+            torch.cuda.empty_cache()
+
+
+def _shorter(chunk: Chunk, steps: int) -> Chunk:
+    return Chunk(chunk.rows, chunk.cursors, chunk.size, steps)
+
+
+def _passes(lengths: Mapping[int, int], size: int) -> list[tuple[list[int], int, int, int]]:
+    """Validation in launches of one shape: (rows, first sample, batch size, steps)."""
+    made: list[tuple[list[int], int, int, int]] = []
+    for length in sorted(set(lengths.values())):
+        rows = [row for row, own in lengths.items() if own == length]
+        full, tail = divmod(length, size)
+        if full:
+            made.append((rows, 0, size, full))
+        if tail:
+            made.append((rows, full * size, tail, 1))
+    return made

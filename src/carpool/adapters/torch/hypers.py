@@ -1,0 +1,130 @@
+"""Hyper-parameters of a fused group: the real optimizers and schedulers, stepped ahead of the device into a table."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from carpool.adapters.torch.absorb import group_options, restore_groups
+from carpool.adapters.torch.build import Built
+from carpool.adapters.torch.layout import Layout
+
+
+class Hypers:
+    """The members' hyper-parameters as numbers: [members, groups, hypers], read anew only when something stepped."""
+
+    def __init__(self, layout: Layout, members: Sequence[Built | None]) -> None:
+        self._layout = layout
+        self._members = list(members)
+        shape = (len(members), len(layout.spans), len(layout.update.hypers))
+        self._now = np.zeros(shape)
+        self._clip = np.full(len(members), np.inf)
+        self._snapshots: dict[int, Any] = {}
+        for row in range(len(members)):
+            self.read(row)
+
+    def set(self, row: int, built: Built | None) -> None:
+        """Another job takes the row, or none."""
+        self._members[row] = built
+        self.read(row)
+
+    def read(self, row: int) -> None:
+        """Reads a member's numbers from its real optimizer."""
+        built = self._members[row]
+        if built is None:
+            return
+        self._now[row] = [self._layout.update.numbers(group) for group in built.optimizer.param_groups]
+        self._clip[row] = np.inf if built.job.clip_norm is None else built.job.clip_norm
+
+    def clip(self) -> Tensor:
+        return torch.from_numpy(self._clip.copy())
+
+    def now(self) -> np.ndarray:
+        """The numbers of the next step: [1, members, groups, hypers]."""
+        return self._now[None].copy()
+
+    def ahead(self, rows: Sequence[int], steps: int) -> tuple[np.ndarray, dict[int, BaseException]]:
+        """The numbers of the next steps. Schedulers that step by batch are stepped, for real, as they are read.
+
+        One that raises (OneCycleLR past its total) is its own row's failure.
+        """
+        timed = [row for row in rows if self._steps_by_batch(row)]
+        self._snapshots = {row: self._snapshot(row) for row in timed}
+        if not timed:
+            return self.now(), {}
+        errors: dict[int, BaseException] = {}
+        table = np.repeat(self._now[None], steps, axis=0)
+        for row in timed:
+            try:
+                table[:, row] = [self._stepped(row) for _ in range(steps)]
+            except Exception as error:
+                errors[row] = error
+            self.read(row)
+        if errors:
+            for row in timed:
+                self.rewind(row, 0)
+        return table, errors
+
+    def rewind(self, row: int, steps: int) -> None:
+        """The row took only so many of the steps that `ahead` prepared: its scheduler goes back to that."""
+        if row not in self._snapshots:
+            return
+        built = self._members[row]
+        assert built is not None
+        groups, scheduler = self._snapshots.pop(row)
+        restore_groups(built, groups)
+        assert built.timer is not None
+        built.timer.scheduler.load_state_dict(scheduler)
+        for _ in range(steps):
+            self._stepped(row)
+        self.read(row)
+
+    def end_epoch(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
+        """Steps the schedulers that step by epoch."""
+        for row, values in metrics.items():
+            built = self._members[row]
+            if built is not None and built.timer is not None:
+                mark_stepped(built)
+                built.timer.step_epoch(dict(values))
+                self.read(row)
+
+    def _steps_by_batch(self, row: int) -> bool:
+        built = self._members[row]
+        return built is not None and built.timer is not None and built.timer.every == "step"
+
+    def _snapshot(self, row: int) -> Any:
+        built = self._members[row]
+        assert built is not None
+        assert built.timer is not None
+        return group_options(built), copy.deepcopy(built.timer.scheduler.state_dict())
+
+    def _stepped(self, row: int) -> list[tuple[float, ...]]:
+        built = self._members[row]
+        assert built is not None
+        assert built.timer is not None
+        numbers = [self._layout.update.numbers(group) for group in built.optimizer.param_groups]
+        mark_stepped(built)
+        built.timer.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau never steps by batch
+        return numbers
+
+
+def mark_stepped(built: Built) -> None:
+    """Tells the scheduler that its optimizer has stepped: in a fused group the stack did that for it."""
+    built.optimizer._opt_called = True  # type: ignore[attr-defined]  # what torch's own wrapper of `step` sets
+
+
+def columns(layout: Layout, numbers: np.ndarray, counts: Tensor, steps: int) -> Tensor:
+    """The update's scalars for a chunk: [steps, members, groups, columns], made in float64 on the device.
+
+    `counts` is how many updates each member's group has had before the chunk: [members, groups].
+    """
+    table = torch.from_numpy(numbers).to(counts.device)
+    ordinals = torch.arange(1, steps + 1, device=counts.device, dtype=torch.float64).view(-1, 1, 1)
+    named = {name: table[..., i] for i, name in enumerate(layout.update.hypers)}
+    made = layout.update.scalars(named, counts.to(torch.float64) + ordinals)
+    return torch.stack(torch.broadcast_tensors(*made), dim=-1)

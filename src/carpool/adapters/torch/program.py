@@ -1,0 +1,169 @@
+"""A step made ready to run: traced first (our random mode and vmap rules need that), compiled second, captured last.
+
+Traced and compiled steps are remembered for the process by structure and shapes, so the second sweep of the same
+models starts at once. A CUDA graph belongs to one session's buffers and is captured anew.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from carpool.errors import described
+
+Tensors = dict[str, Tensor]
+
+STEPS_PER_GRAPH = 16  # more gains under 3 % at 256 tiny members: kernels, not launches, bound it from there (docs/performance.md)
+_REMEMBERED = 128
+_compile_guess_s = {
+    "cpu": 6.0,
+    "cuda": 12.0,
+}  # cold compilation of a small network, measured on 2 cores and on an H200
+
+
+@dataclass
+class _Ready:
+    """A traced step and, when it was compiled, the compiled one."""
+
+    traced: Callable[..., None]
+    compiled: Callable[..., None] | None = None
+
+
+_memory: OrderedDict[Hashable, _Ready] = OrderedDict()
+
+
+def compile_guess_s(device: str) -> float:
+    """What compiling a step is expected to take before one has been measured."""
+    return _compile_guess_s[torch.device(device).type]
+
+
+class Program:
+    """One step bound to a session's tensors. `run` enqueues it; nothing waits."""
+
+    def __init__(self, step: Callable[[Tensors], None], tensors: Tensors, key: Hashable) -> None:
+        self._tensors = tensors
+        self._inputs = list(tensors.values())
+        self._device = self._inputs[0].device
+        started = time.perf_counter()
+        self._ready = _remembered((key, _shapes(tensors), _flags()), lambda: _trace(step, tensors))
+        self._call = self._ready.compiled or self._ready.traced
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.prepare_s = time.perf_counter() - started
+
+    @property
+    def compiled(self) -> bool:
+        return self._ready.compiled is not None
+
+    def compile(self) -> None:
+        """Compiles the traced step; where the compiler is missing or fails, the traced step stays."""
+        started = time.perf_counter()
+        if self._ready.compiled is None:
+            candidate = torch.compile(self._ready.traced, dynamic=False)
+            try:
+                self._idle(candidate)
+                self._ready.compiled = candidate
+            except Exception as error:
+                warnings.warn(
+                    f"carpool: compiling failed, so the step runs uncompiled ({described(error)[:300]})",
+                    stacklevel=2,
+                )
+        self._call = self._ready.compiled or self._ready.traced
+        self.prepare_s += time.perf_counter() - started
+
+    def launch_s(self) -> float:
+        """Seconds one launch takes now, measured on idle rows: nothing changes."""
+        self._idle(self._call)
+        started = time.perf_counter()
+        self._idle(self._call)
+        return time.perf_counter() - started
+
+    def run(self, steps: int) -> None:
+        """Enqueues so many steps."""
+        if self._device.type != "cuda":
+            for _ in range(steps):
+                self._call(*self._inputs)
+            return
+        for size in (STEPS_PER_GRAPH, 1):
+            while steps >= size:
+                self._graph(size).replay()
+                steps -= size
+
+    def _graph(self, steps: int) -> torch.cuda.CUDAGraph:
+        if steps not in self._graphs:
+            started = time.perf_counter()
+            self._graphs[steps] = self._captured(steps)
+            self.prepare_s += time.perf_counter() - started
+        return self._graphs[steps]
+
+    def _captured(self, steps: int) -> torch.cuda.CUDAGraph:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._idle(self._call)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(steps):
+                self._call(*self._inputs)
+        return graph
+
+    def _idle(self, call: Callable[..., None]) -> None:
+        """Runs a step in which no row is active, then puts the counter back: the stack keeps every bit."""
+        active, counter = self._tensors["active"], self._tensors["k"]
+        before, at = active.clone(), counter.clone()
+        active.zero_()
+        counter.zero_()
+        try:
+            call(*self._inputs)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize()
+        finally:
+            active.copy_(before)
+            counter.copy_(at)
+
+
+def _trace(step: Callable[[Tensors], None], tensors: Tensors) -> _Ready:
+    names = list(tensors)
+
+    def flat(*inputs: Tensor) -> None:
+        step(dict(zip(names, inputs, strict=True)))
+
+    traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors.values())
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    return _Ready(traced)
+
+
+def trace_only(step: Callable[[Tensors], None], tensors: Tensors, key: Hashable) -> None:
+    """Traces a step and remembers it; raises what tracing raises."""
+    _remembered((key, _shapes(tensors), _flags()), lambda: _trace(step, tensors))
+
+
+def _remembered(key: Hashable, make: Callable[[], _Ready]) -> _Ready:
+    if key not in _memory:
+        _memory[key] = make()
+    _memory.move_to_end(key)
+    while len(_memory) > _REMEMBERED:
+        _memory.popitem(last=False)
+    return _memory[key]
+
+
+def _shapes(tensors: Tensors) -> Hashable:
+    return tuple((name, tuple(t.shape), t.dtype, str(t.device)) for name, t in tensors.items())
+
+
+def _flags() -> Hashable:
+    """Global settings that a compiled step has baked in."""
+    return (
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_dtype(),
+    )

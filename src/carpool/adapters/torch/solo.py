@@ -1,0 +1,203 @@
+"""The solo session: one job on a device, by ordinary autograd and its real optimizer. It runs whatever torch runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
+from carpool.adapters.torch.absorb import absorb_into, group_options
+from carpool.adapters.torch.build import Arrays, Built, seeded
+from carpool.adapters.torch.store import Store, shuffled
+from carpool.kernels.random import Keyed
+from carpool.planning.cursor import Chunk, Course, Cursor
+
+
+class SoloSession(Session):
+    """Trains the user's own objects in place, on the device, and takes them back to where they came from."""
+
+    def __init__(self, built: Built, course: Course, device: str, store: Store) -> None:
+        self._built, self._course, self._device = built, course, device
+        self._homes = _homes(built.model)
+        self._data = [store.on(device, tensor) for tensor in built.data.tensors]
+        held = built.validation.tensors if built.validation else ()
+        self._validation = [store.on(device, tensor) for tensor in held]
+        self._order: tuple[int, torch.Tensor] | None = None
+        self._best: dict[str, torch.Tensor] = {}
+        self._steps = 0
+        _move(built, device)
+        if device.startswith("cuda"):
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def advance(self, chunk: Chunk) -> Ticket:
+        cursor = chunk.cursors[0]
+        totals: dict[str, torch.Tensor] = {}
+        with seeded(self._built.job.seed):
+            for step in range(chunk.steps):
+                try:
+                    values = self._step(cursor.epoch, cursor.batch + step, cursor.step + step, chunk.size)
+                except Exception as error:
+                    done = Chunk(chunk.rows, chunk.cursors, chunk.size, step)
+                    raise StepFailure(Ticket(done, (totals, step, False)), {0: error}) from error
+                if values is None:
+                    return Ticket(chunk, (totals, step, True))
+                for name, value in values.items():
+                    totals[name] = totals.get(name, 0.0) + value.detach().to(torch.float64) * chunk.size
+        return Ticket(chunk, (totals, chunk.steps, False))
+
+    def _step(self, epoch: int, batch: int, step: int, size: int) -> dict[str, torch.Tensor] | None:
+        """One step; None when the loss is not finite, and then nothing has changed but the buffers it restores."""
+        built = self._built
+        start = batch * self._course.batch_size
+        index = self._positions(epoch)[start : start + size]
+        inputs = built.data.batch([tensor[index] for tensor in self._data])
+        torch.manual_seed(
+            (built.seed * 1_000_003 + step) & 0x7FFFFFFFFFFFFFFF
+        )  # for operators that are not keyed
+        buffers = {name: buffer.clone() for name, buffer in built.model.named_buffers()}
+        built.optimizer.zero_grad(set_to_none=True)
+        with Keyed(built.seed, step):
+            values = built.step(built.model, inputs)
+        if not torch.isfinite(values["loss"]):
+            _restore(built.model, buffers)
+            return None
+        values["loss"].backward()
+        if built.job.clip_norm is not None:
+            clip_grad_norm_(built.model.parameters(), built.job.clip_norm)
+        built.optimizer.step()
+        self._steps = step + 1
+        if built.timer is not None and built.timer.every == "step":
+            built.timer.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau never steps by batch
+        return values
+
+    def _positions(self, epoch: int) -> torch.Tensor:
+        if self._order is None or self._order[0] != epoch:
+            data = self._built.data
+            places = data.index if data.index is not None else torch.arange(data.length)
+            places = places.to(self._device)
+            if self._built.job.shuffle:
+                seed = torch.tensor([self._built.seed], device=self._device)
+                places = shuffled(places[None], seed, torch.tensor([epoch], device=self._device))[0]
+            self._order = (epoch, places)
+        return self._order[1]
+
+    def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
+        totals, steps, diverged = ticket.payload
+        sums = {name: float(value) for name, value in totals.items()}
+        return (MetricRow(0, steps, steps * ticket.chunk.size, sums, diverged),)
+
+    def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
+        validation = self._built.validation
+        if validation is None or not rows:
+            return ()
+        totals: dict[str, torch.Tensor] = {}
+        with (
+            torch.no_grad(),
+            seeded(self._built.job.seed),
+            evaluating(self._built.model),
+            Keyed(self._built.seed, self._steps),
+        ):
+            for size, batch in _batches(validation, self._validation, self._course.batch_size):
+                for name, value in self._built.step(self._built.model, batch).items():
+                    totals[name] = totals.get(name, 0.0) + value.to(torch.float64) * size
+        return (MetricRow(0, 0, validation.length, {name: float(value) for name, value in totals.items()}),)
+
+    def end_epoch(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
+        if self._built.timer is not None:
+            self._built.timer.step_epoch(dict(metrics[0]))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        if rows:
+            self._best = {
+                name: tensor.detach().clone() for name, tensor in _leaves(self._built.model).items()
+            }
+
+    def revert(self, rows: Sequence[int]) -> None:
+        if rows:
+            _restore(self._built.model, self._best)
+
+    def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
+        built = self._built
+        names = {id(parameter): name for name, parameter in built.model.named_parameters()}
+        slots = {names[id(p)]: _copied(s) for p, s in built.optimizer.state.items() if id(p) in names}
+        model = {name: tensor.detach().to("cpu", copy=True) for name, tensor in _leaves(built.model).items()}
+        scheduler = built.timer.scheduler.state_dict() if built.timer else None
+        return (JobState(Cursor(step=self._steps), model, slots, group_options(built), scheduler),)
+
+    def load(self, row: int, state: JobState) -> None:
+        absorb_into(self._built, state)
+        self._steps = state.cursor.step
+
+    def predict(self, inputs: Any, rows: Sequence[int] | None = None) -> Any:
+        with torch.no_grad(), evaluating(self._built.model):
+            return self._built.model(inputs.to(self._device))
+
+    def peak_bytes(self) -> int | None:
+        return torch.cuda.max_memory_allocated(self._device) if self._device.startswith("cuda") else None
+
+    def close(self) -> None:
+        self._built.optimizer.zero_grad(set_to_none=True)
+        for name, tensor in _leaves(self._built.model).items():
+            tensor.data = tensor.data.to(self._homes[name])
+        _follow(self._built)
+        self._data, self._validation, self._order, self._best = [], [], None, {}
+        if self._device.startswith("cuda"):
+            torch.cuda.empty_cache()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode inside, and each in its own mode again outside."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _leaves(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _homes(model: nn.Module) -> dict[str, torch.device]:
+    return {name: tensor.device for name, tensor in _leaves(model).items()}
+
+
+def _move(built: Built, device: str) -> None:
+    built.model.to(device)
+    _follow(built)
+
+
+def _follow(built: Built) -> None:
+    """The optimizer's state to where its parameters are; a host-side step counter stays on the host."""
+    for parameter, slots in built.optimizer.state.items():
+        for name, slot in slots.items():
+            if isinstance(slot, torch.Tensor) and (name != "step" or slot.device.type != "cpu"):
+                slots[name] = slot.to(parameter.device)
+
+
+def _restore(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        leaves = _leaves(model)
+        for name, tensor in tensors.items():
+            leaves[name].copy_(tensor)
+
+
+def _copied(slots: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: slot.detach().to("cpu", copy=True) if isinstance(slot, torch.Tensor) else slot
+        for name, slot in slots.items()
+    }
+
+
+def _batches(arrays: Arrays, tensors: Sequence[torch.Tensor], size: int) -> Iterator[tuple[int, Any]]:
+    for start in range(0, arrays.length, size):
+        parts = [tensor[start : start + size] for tensor in tensors]
+        yield len(parts[0]), arrays.batch(parts)

@@ -1,0 +1,173 @@
+"""The tensors of a fused group on the device: allocation by shape, and rows going in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from carpool.adapters.base import JobState
+from carpool.adapters.torch.absorb import group_options
+from carpool.adapters.torch.build import Built
+from carpool.adapters.torch.layout import Layout
+from carpool.adapters.torch.store import Pool
+from carpool.planning.cursor import MAX_CHUNK_STEPS, Cursor
+
+Tensors = dict[str, Tensor]
+
+
+def state_tensors(layout: Layout, built: Built, width: int, device: str) -> Tensors:
+    """What the members are: weights, optimizer slots, fixed parameters and buffers, a row for each."""
+    learning = {leaf.name for leaf in layout.leaves}
+    made = {"weights": torch.zeros(width, layout.width, dtype=layout.dtype, device=device)}
+    for slot in layout.slots:
+        made[f"slot:{slot}"] = torch.zeros(width, layout.width, dtype=layout.dtype, device=device)
+    for name, parameter in built.model.named_parameters():
+        if name not in learning:
+            made[f"fixed:{name}"] = torch.zeros(width, *parameter.shape, dtype=parameter.dtype, device=device)
+    for name, buffer in built.model.named_buffers():
+        made[f"buffer:{name}"] = torch.zeros(width, *buffer.shape, dtype=buffer.dtype, device=device)
+    made["seeds"] = torch.zeros(width, dtype=torch.int64, device=device)
+    made["steps"] = torch.zeros(width, dtype=torch.int64, device=device)
+    made["alive"] = torch.ones(width, dtype=torch.bool, device=device)
+    return made
+
+
+def feed_tensors(layout: Layout, width: int, values: int, device: str) -> Tensors:
+    """What a chunk says: who is active from where, with which scalars; and what comes back."""
+    wide = torch.float64 if layout.dtype == torch.float64 else torch.float32
+    scalars = len(layout.update.scalars({h: torch.ones(1) for h in layout.update.hypers}, torch.ones(1)))
+    return {
+        "active": torch.zeros(width, dtype=torch.bool, device=device),
+        "start": torch.zeros(width, dtype=torch.int64, device=device),
+        "k": torch.zeros((), dtype=torch.int64, device=device),
+        "table": torch.zeros(MAX_CHUNK_STEPS, width, len(layout.spans), scalars, dtype=wide, device=device),
+        "clip": torch.full((width,), torch.inf, dtype=wide, device=device),
+        "sums": torch.zeros(width, values, dtype=torch.float64, device=device),
+        "taken": torch.zeros(width, dtype=torch.int64, device=device),
+    }
+
+
+def evaluation_tensors(state: Tensors, values: int, device: str) -> Tensors:
+    """The same members with a feed of their own for validation."""
+    width = len(state["weights"])
+    kept = {name: t for name, t in state.items() if not name.startswith("slot:") and name != "alive"}
+    return kept | {
+        "active": torch.zeros(width, dtype=torch.bool, device=device),
+        "start": torch.zeros(width, dtype=torch.int64, device=device),
+        "k": torch.zeros((), dtype=torch.int64, device=device),
+        "sums": torch.zeros(width, values, dtype=torch.float64, device=device),
+        "taken": torch.zeros(width, dtype=torch.int64, device=device),
+    }
+
+
+def empty_data(pool: Pool, rows: int, order_length: int, device: str) -> Tensors:
+    """Data and order tensors of the right shapes without contents, for tracing."""
+    made = {f"data:{i}": torch.empty(s, dtype=d, device=device) for i, (s, d) in enumerate(pool.shapes())}
+    return made | {"order": torch.zeros(rows, order_length, dtype=torch.int32, device=device)}
+
+
+# Rows in
+
+
+def initial_states(built: Built) -> JobState:
+    """A job's state as its live objects hold it now (no copies are made)."""
+    names = {id(parameter): name for name, parameter in built.model.named_parameters()}
+    slots = {names[id(p)]: slot for p, slot in built.optimizer.state.items() if slot and id(p) in names}
+    model = {name: t.detach() for name, t in (*built.model.named_parameters(), *built.model.named_buffers())}
+    scheduler = built.timer.scheduler.state_dict() if built.timer else None
+    return JobState(Cursor(), model, slots, group_options(built), scheduler)
+
+
+def write_rows(layout: Layout, tensors: Tensors, rows: Sequence[int], states: Sequence[JobState]) -> None:
+    """Writes states into rows. Stacked on the host first: one copy to the device a leaf, not one a member."""
+    index = torch.tensor(list(rows), device=tensors["weights"].device)
+    _put(tensors["weights"], index, _matrix(layout, [state.model for state in states]))
+    for slot in layout.slots:
+        _put(
+            tensors[f"slot:{slot}"], index, _matrix(layout, [_slot(layout, state, slot) for state in states])
+        )
+    for name, tensor in tensors.items():
+        kind, _, leaf = name.partition(":")
+        if kind in ("fixed", "buffer"):
+            _put(tensor, index, torch.stack([state.model[leaf].detach().cpu() for state in states]))
+    _put(tensors["steps"], index, torch.tensor([state.cursor.step for state in states]))
+    tensors["alive"][index] = True
+
+
+def _put(tensor: Tensor, index: Tensor, rows: Tensor) -> None:
+    tensor.index_copy_(0, index, rows.to(tensor.device, tensor.dtype))
+
+
+def _matrix(layout: Layout, members: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    if not layout.leaves:
+        return torch.zeros(len(members), layout.width, dtype=layout.dtype)
+    return layout.flat(
+        {leaf.name: torch.stack([m[leaf.name].detach().cpu() for m in members]) for leaf in layout.leaves}
+    )
+
+
+def _slot(layout: Layout, state: JobState, slot: str) -> Mapping[str, Tensor]:
+    blank = {leaf.name: torch.zeros(leaf.shape, dtype=layout.dtype) for leaf in layout.leaves}
+    found = {name: slots[slot] for name, slots in state.optimizer.items() if slots.get(slot) is not None}
+    return blank | found
+
+
+def updates_done(layout: Layout, state: JobState) -> np.ndarray:
+    """How many updates each parameter group has had. Raises ValueError where a group's leaves disagree."""
+    counts = np.zeros(len(layout.spans))
+    for number, span in enumerate(layout.spans):
+        seen = {_count(state.optimizer.get(leaf.name, {})) for leaf in span.leaves}
+        if len(seen) > 1:
+            raise ValueError(f"parameters of one group are at different steps ({sorted(seen)})")
+        counts[number] = next(iter(seen), 0.0)
+    return counts
+
+
+def _count(slots: Mapping[str, Tensor]) -> float:
+    if "step" in slots:
+        return float(slots["step"])
+    return 1.0 if any(slot is not None for slot in slots.values()) else 0.0
+
+
+# Rows out
+
+
+def read_rows(
+    layout: Layout, tensors: Tensors, rows: Sequence[int], members: Sequence[Built], base: np.ndarray
+) -> tuple[JobState, ...]:
+    """The states of these rows, on the host."""
+    index = torch.tensor(list(rows), device=tensors["weights"].device)
+    out = {name: tensor.index_select(0, index).cpu() for name, tensor in tensors.items() if is_state(name)}
+    return tuple(
+        _read(layout, out, i, built, base[row])
+        for i, (row, built) in enumerate(zip(rows, members, strict=True))
+    )
+
+
+def is_state(name: str) -> bool:
+    """Whether a tensor of this name is part of what a member is."""
+    return name in ("weights", "steps") or name.startswith(("slot:", "fixed:", "buffer:"))
+
+
+def _read(layout: Layout, out: Tensors, i: int, built: Built, base: np.ndarray) -> JobState:
+    steps = int(out["steps"][i])
+    model = layout.row(out["weights"][i])
+    for name, tensor in out.items():
+        kind, _, leaf = name.partition(":")
+        if kind in ("fixed", "buffer"):
+            model[leaf] = tensor[i]
+    optimizer: dict[str, dict[str, Tensor]] = {}
+    slots = {slot: layout.row(out[f"slot:{slot}"][i]) for slot in layout.slots}
+    for span, before in zip(layout.spans, base, strict=True):
+        if before + steps == 0:
+            continue  # a real optimizer has no state before its first step
+        for leaf in span.leaves:
+            counter = (
+                {"step": torch.tensor(before + steps, dtype=torch.float32)} if layout.update.counts else {}
+            )
+            optimizer[leaf.name] = counter | {slot: slots[slot][leaf.name] for slot in span.slots}
+    scheduler = built.timer.scheduler.state_dict() if built.timer else None
+    return JobState(Cursor(step=steps), model, optimizer, group_options(built), scheduler)

@@ -1,0 +1,127 @@
+"""The arithmetic of one fused step, as a pure recipe over named tensors. Traced and compiled in `program.py`.
+
+A step gathers each member's batch on the device, takes vmap(grad) of the member's objective, updates the stack, and
+writes everything back under a mask: a row that is not active, or whose loss is not finite, keeps every bit it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from carpool.adapters.torch.build import Step
+from carpool.adapters.torch.layout import Layout
+from carpool.adapters.torch.probe import Stepped, call
+from carpool.kernels.random import Keyed
+from carpool.kernels.updates import clipped
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a structure's steps need besides tensors."""
+
+    layout: Layout
+    training: nn.Module
+    evaluating: nn.Module
+    step: Step
+    batch: Callable[[Sequence[Tensor]], Any]
+    values: tuple[str, ...]
+    clips: bool
+
+
+def train_step(recipe: Recipe, size: int) -> Callable[[Tensors], None]:
+    """A step on batches of `size`: changes the tensors it is given in place."""
+    module = Stepped(recipe.training, recipe.step)
+
+    def member(
+        learning: Tensors, fixed: Tensors, buffers: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor
+    ) -> Any:
+        with Keyed(seed, step):
+            values, after = call(module, {**learning, **fixed, **buffers}, recipe.batch(batch))
+        shown = torch.stack([values[name].detach().to(torch.float64) for name in recipe.values])
+        return values["loss"], (shown, {name: after[name].detach() for name in buffers})
+
+    def step(t: Tensors) -> None:
+        batch = _gather(t, size)
+        learning, buffers = recipe.layout.views(t["weights"]), _prefixed(t, "buffer:")
+        trial = {name: buffer.clone() for name, buffer in buffers.items()}
+        grads, (shown, after) = vmap(grad(member, has_aux=True))(
+            learning, _prefixed(t, "fixed:"), trial, batch, t["seeds"], t["steps"]
+        )
+        moved = t["active"] & t["alive"] & torch.isfinite(shown[:, 0])
+        _update(recipe, t, recipe.layout.flat(grads), moved)
+        for name, buffer in buffers.items():
+            buffer.copy_(torch.where(_beside(moved, buffer), after[name], buffer))
+        t["sums"].add_(torch.where(moved[:, None], shown * size, 0.0))
+        t["taken"].add_(moved)
+        t["steps"].add_(moved)
+        t["alive"].copy_(t["alive"] & (moved | ~t["active"]))
+        t["k"].add_(1)
+
+    return step
+
+
+def evaluate_step(recipe: Recipe, size: int, shared: bool) -> Callable[[Tensors], None]:
+    """A validation batch of `size`; `shared` when every member reads the same samples."""
+    module = Stepped(recipe.evaluating, recipe.step)
+
+    def member(leaves: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor) -> Tensor:
+        with Keyed(seed, step):
+            values, _ = call(module, leaves, recipe.batch(batch))
+        return torch.stack([values[name].to(torch.float64) for name in recipe.values])
+
+    def step(t: Tensors) -> None:
+        leaves = (
+            recipe.layout.views(t["weights"])
+            | _prefixed(t, "fixed:")
+            | {name: buffer.clone() for name, buffer in _prefixed(t, "buffer:").items()}
+        )
+        batch = _gather(t, size)
+        if shared:
+            batch = [part[0] for part in batch]
+        shown = vmap(member, in_dims=(0, None if shared else 0, 0, 0))(leaves, batch, t["seeds"], t["steps"])
+        t["sums"].add_(torch.where(t["active"][:, None], shown * size, 0.0))
+        t["taken"].add_(t["active"])
+        t["k"].add_(1)
+
+    return step
+
+
+def _gather(t: Tensors, size: int) -> list[Tensor]:
+    """Each member's batch: [members, size, ...]. A row that sits out reads whatever is there."""
+    order = t["order"]
+    offsets = torch.arange(size, device=order.device)
+    places = (t["start"][: len(order), None] + t["k"] * size + offsets).clamp(max=order.shape[1] - 1)
+    index = order.gather(1, places).to(torch.int64)
+    return [array[index] for array in _prefixed(t, "data:").values()]
+
+
+def _update(recipe: Recipe, t: Tensors, grads: Tensor, moved: Tensor) -> None:
+    if recipe.clips:
+        grads = clipped(grads, t["clip"].to(grads.dtype)[:, None])
+    scalars = t["table"].index_select(0, t["k"].view(1))[0]
+    mask = moved[:, None]
+    for number, span in enumerate(recipe.layout.spans):
+        if not span.leaves:
+            continue
+        part = slice(span.start, span.stop)
+        columns = [column[:, None] for column in scalars[:, number].unbind(-1)]
+        old = [t["weights"][:, part], *(t[f"slot:{slot}"][:, part] for slot in span.slots)]
+        new = recipe.layout.update.apply(old[0], grads[:, part], old[1:], columns, span.options)
+        for before, after in zip(old, new, strict=True):
+            before.copy_(torch.where(mask, after, before))
+
+
+def _prefixed(t: Mapping[str, Tensor], prefix: str) -> Tensors:
+    return {name.removeprefix(prefix): tensor for name, tensor in t.items() if name.startswith(prefix)}
+
+
+def _beside(mask: Tensor, tensor: Tensor) -> Tensor:
+    return mask.view(-1, *(1,) * (tensor.dim() - 1))

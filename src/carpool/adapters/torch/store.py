@@ -1,0 +1,91 @@
+"""Data on the device: every distinct array once, and the positions each job reads in each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+
+from carpool.adapters.torch.build import Arrays
+from carpool.random import order_keys
+
+_SORT_ELEMENTS = 1 << 22  # keys sorted at a time: Philox on int64 holds about eight temporaries of this size
+
+
+def key_of(tensor: torch.Tensor) -> Hashable:
+    """What makes two tensors the same array: memory, shape, strides and type."""
+    return (str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+class Store:
+    """The arrays of a run on one device; asking twice for one array gives the one copy."""
+
+    def __init__(self) -> None:
+        self._held: dict[Hashable, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def on(self, device: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor on the device. The host's own is kept too, so that its address stays taken."""
+        key = (device, key_of(tensor))
+        if key not in self._held:
+            self._held[key] = (tensor, tensor.to(device))
+        return self._held[key][1]
+
+
+class Pool:
+    """The data of a fused group: one set of arrays, and where in it each member's samples lie.
+
+    Members that name the same arrays share them. Distinct arrays are laid end to end, so that one gather serves all.
+    """
+
+    def __init__(self, members: Sequence[Arrays]) -> None:
+        self._sets: dict[Hashable, Arrays] = {}
+        self._offsets: dict[Hashable, int] = {}
+        self.length = 0
+        for member in members:
+            key = _set_key(member)
+            if key not in self._sets:
+                self._sets[key] = member
+                self._offsets[key] = self.length
+                self.length += len(member.tensors[0])
+
+    def holds(self, member: Arrays) -> bool:
+        return _set_key(member) in self._sets
+
+    def shapes(self) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+        """Shape and type of each of the joined arrays."""
+        first = next(iter(self._sets.values()))
+        return tuple(((self.length, *tensor.shape[1:]), tensor.dtype) for tensor in first.tensors)
+
+    def arrays(self, store: Store, device: str) -> tuple[torch.Tensor, ...]:
+        """The joined arrays on the device."""
+        sets = list(self._sets.values())
+        if len(sets) == 1:
+            return tuple(store.on(device, tensor) for tensor in sets[0].tensors)
+        columns = zip(*(arrays.tensors for arrays in sets), strict=True)
+        return tuple(torch.cat([tensor.to(device) for tensor in column]) for column in columns)
+
+    def positions(self, member: Arrays) -> torch.Tensor:
+        """Where in the pool the member's samples are, in the member's own order."""
+        index = member.index if member.index is not None else torch.arange(member.length)
+        return (index + self._offsets[_set_key(member)]).to(torch.int32)
+
+
+def _set_key(arrays: Arrays) -> Hashable:
+    return tuple(key_of(tensor) for tensor in arrays.tensors)
+
+
+def shuffled(positions: torch.Tensor, seeds: torch.Tensor, epochs: torch.Tensor) -> torch.Tensor:
+    """Each row of positions in the order of `carpool.batch_order(seed, epoch, length)`."""
+    length = positions.shape[1]
+    rows = max(1, _SORT_ELEMENTS // max(1, length))
+    parts = []
+    for start in range(0, len(positions), rows):
+        part = slice(start, start + rows)
+        pairs, back = torch.unique(torch.stack([seeds[part], epochs[part]], 1), dim=0, return_inverse=True)
+        places = torch.arange(length, device=positions.device).expand(len(pairs), length)
+        order = torch.argsort(order_keys(places, pairs[:, :1], pairs[:, 1:]), dim=1, stable=True)
+        parts.append(positions[part].gather(1, order[back]))
+    return torch.cat(parts)

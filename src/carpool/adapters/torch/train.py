@@ -1,0 +1,180 @@
+"""The torch adapter: claims modules, describes jobs, opens sessions, writes results back."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from carpool.adapters.base import Adapter, JobState, Session, Trained
+from carpool.adapters.torch.absorb import absorb_into
+from carpool.adapters.torch.build import (
+    Arrays,
+    Built,
+    build_data,
+    build_model,
+    build_optimizer,
+    build_step,
+    build_timer,
+)
+from carpool.adapters.torch.fuse import Known, TorchFuser
+from carpool.adapters.torch.probe import Probe, probe
+from carpool.adapters.torch.signature import callable_signature, model_signature
+from carpool.adapters.torch.solo import SoloSession
+from carpool.adapters.torch.store import Store, key_of
+from carpool.errors import DeviceError, ModelError, sentence
+from carpool.job import Job
+from carpool.kernels.updates import UPDATES
+from carpool.planning.cursor import Course
+from carpool.planning.spec import ModelSpec, Signature
+
+
+class TorchAdapter(Adapter):
+    """PyTorch for one run: it remembers what it built for each job."""
+
+    name = "torch"
+
+    def __init__(self, compile: str | bool = "auto") -> None:
+        super().__init__(compile)
+        self._known: dict[Job, Known] = {}
+        self._owners: dict[int, str] = {}
+        self._probes: dict[Signature, Probe] = {}
+        self._made: dict[int, tuple[Any, Any]] = {}
+        self._store = Store()
+        self._device = "cpu"
+        self.fuser = TorchFuser(self._known.__getitem__, self._store, lambda: self._device, compile)
+
+    @classmethod
+    def claims(cls, model: Any) -> bool:
+        return isinstance(model, nn.Module)
+
+    def device(self, name: str) -> str:
+        wanted = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+        known = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        place = "cuda:0" if wanted == "cuda" and len(known) > 1 else wanted
+        if place not in known:
+            raise DeviceError(
+                sentence(f"a device out of auto, {', '.join(known)}", repr(name), 'pass device="auto"')
+            )
+        self._device = place
+        return place
+
+    def describe(self, job: Job) -> ModelSpec:
+        built = self._build(job)
+        signature = job_signature(built)
+        if signature not in self._probes:
+            self._probes[signature] = probe(built)
+        shown = self._probes[signature]
+        course = Course(built.data.length, job.batch_size, job.epochs)
+        self._known[job] = Known(built, shown, signature, course)
+        held = (*built.data.tensors, *(built.validation.tensors if built.validation else ()))
+        data: dict[Hashable, int] = {key_of(tensor): tensor.nbytes for tensor in held}
+        return ModelSpec(
+            str(job.name),
+            self.name,
+            signature,
+            course,
+            _state_bytes(built),
+            shown.saved_bytes,
+            tuple(data.items()),
+        )
+
+    def _build(self, job: Job) -> Built:
+        model = build_model(job)
+        self._own(job, model, "model")
+        optimizer = build_optimizer(job, model)
+        self._own(job, optimizer, "optimizer")
+        validation = None
+        if job.validation_data is not None:
+            validation = build_data(job, self._resolved(job.validation_data), None, "validation_data")
+        return Built(
+            job=job,
+            model=model,
+            optimizer=optimizer,
+            timer=build_timer(job, optimizer),
+            data=build_data(job, self._resolved(job.data), job.index, "data"),
+            validation=validation,
+            step=build_step(job),
+        )
+
+    def _own(self, job: Job, thing: Any, word: str) -> None:
+        owner = self._owners.setdefault(id(thing), str(job.name))
+        if owner != job.name:
+            raise ModelError(
+                sentence(
+                    f"every job to have a {word} of its own",
+                    f"one {type(thing).__name__} in {owner!r} and {job.name!r}",
+                    f"pass a function that makes the {word}, or copy it",
+                )
+            )
+
+    def _resolved(self, data: Any) -> Any:
+        """Arrays, or what a function of none makes; one function is called once, so its arrays are shared."""
+        if not callable(data):
+            return data
+        if id(data) not in self._made:
+            self._made[id(data)] = (data, data())
+        return self._made[id(data)][1]
+
+    def open(self, job: Job, device: str) -> Session:
+        known = self._known[job]
+        return SoloSession(known.built, known.course, device, self._store)
+
+    def absorb(self, job: Job, state: JobState) -> Trained:
+        absorb_into(self._known[job].built, state)
+        return self.trained(job)
+
+    def trained(self, job: Job) -> Trained:
+        built = self._known[job].built
+        return Trained(built.model, built.optimizer, built.timer.scheduler if built.timer else None)
+
+    def save(self, model: Any, path: Path) -> None:
+        from safetensors.torch import save_model
+
+        save_model(model, str(path))
+
+
+def job_signature(built: Built) -> Signature:
+    """What must be equal for two jobs to be stacked: model, objective, optimizer's arithmetic, shapes of data."""
+    job = built.job
+    entries: list[tuple[str, Hashable]] = list(model_signature(built.model))
+    for label, function in (("loss", job.loss), ("step", job.step)):
+        if function is not None:
+            entries += callable_signature(label, function)
+    for name, metric in (job.metrics or {}).items():
+        entries += callable_signature(f"metrics.{name}", metric)
+    entries += _optimizer_signature(built)
+    entries += _data_signature("data", built.data)
+    if built.validation is not None:
+        entries += _data_signature("validation_data", built.validation)
+    entries += [("batch_size", job.batch_size), ("clip_norm", "set" if job.clip_norm is not None else "none")]
+    return tuple(entries)
+
+
+def _optimizer_signature(built: Built) -> list[tuple[str, Hashable]]:
+    names = {id(parameter): name for name, parameter in built.model.named_parameters()}
+    kind = type(built.optimizer)
+    entries: list[tuple[str, Hashable]] = [("optimizer", f"{kind.__module__}.{kind.__qualname__}")]
+    update = UPDATES.get(kind)
+    for number, group in enumerate(built.optimizer.param_groups):
+        label = f"optimizer.groups[{number}]"
+        entries.append((label, tuple(names[id(p)] for p in group["params"])))
+        if update is not None:
+            entries += [(f"{label}.{option}", value) for option, value in update.structure(group)]
+    return entries
+
+
+def _data_signature(word: str, arrays: Arrays) -> list[tuple[str, Hashable]]:
+    shapes = [(f"{word}[{i}]", (tuple(t.shape[1:]), str(t.dtype))) for i, t in enumerate(arrays.tensors)]
+    return [(f"{word} nest", str(arrays.nest)), *shapes]
+
+
+def _state_bytes(built: Built) -> int:
+    """Weights, gradients, and two optimizer slots for what is trained."""
+    parameters = list(built.model.parameters())
+    held = sum(t.nbytes for t in (*parameters, *built.model.buffers()))
+    trained = sum(p.nbytes for p in parameters if p.requires_grad)
+    return held + 3 * trained

@@ -1,0 +1,201 @@
+"""What a machine has for carpool and what stands in the way: pure checks over an `Environment`.
+
+Reading the environment lives in `environment.py`; nothing here asks the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from carpool.environment import Environment
+from carpool.memory.device import DeviceMemory
+
+OK, NOTE, PROBLEM = "ok", "note", "problem"
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: `state` is "ok", "note" (worth knowing) or "problem"."""
+
+    subject: str
+    state: str
+    text: str
+
+
+def examine(environment: Environment) -> tuple[Finding, ...]:
+    """Every finding about this environment, in the order to read them."""
+    return tuple(finding for check in CHECKS for finding in check(environment))
+
+
+def _versions(env: Environment) -> Iterator[Finding]:
+    yield Finding("Python", OK, env.python)
+    yield Finding("carpool", OK, env.carpool)
+    yield Finding("CPU cores", OK, str(env.cores))
+
+
+def _frameworks(env: Environment) -> Iterator[Finding]:
+    for name, version in env.frameworks.items():
+        yield Finding(name, OK if version else NOTE, version or "not installed")
+    if not env.frameworks.get("torch"):
+        yield Finding("frameworks", PROBLEM, "torch is the one carpool trains: pip install 'carpool[torch]'")
+
+
+def _gpus(env: Environment) -> Iterator[Finding]:
+    if not env.gpus:
+        yield Finding("GPU", NOTE, "none seen; jobs run on the CPU")
+    for index, gpu in enumerate(env.gpus):
+        yield Finding(f"GPU {index}", *_gpu_memory(gpu))
+
+
+def _gpu_memory(gpu: DeviceMemory) -> tuple[str, str]:
+    text = f"{gpu.name}, {gpu.free_bytes / _GIB:.1f} of {gpu.total_bytes / _GIB:.1f} GiB free"
+    if gpu.free_bytes < gpu.total_bytes / 2:
+        return NOTE, text + "; another process holds the rest"
+    return OK, text
+
+
+def _torch_cuda(env: Environment) -> Iterator[Finding]:
+    """Whether torch's CUDA is one the driver can run: within a major version, drivers run newer minor ones too."""
+    if not env.gpus or not env.frameworks.get("torch"):
+        return
+    build, driver = env.torch_cuda, env.driver_cuda
+    if build is None:
+        yield Finding(
+            "torch CUDA", PROBLEM, "torch was built without CUDA: install a CUDA build to use the GPU"
+        )
+    elif driver is None:
+        yield Finding("torch CUDA", NOTE, f"built for {build}; the driver does not say what it supports")
+    elif _major(build) > _major(driver):
+        text = f"built for {build}, the driver supports up to {driver}: update the driver or install an older build"
+        yield Finding("torch CUDA", PROBLEM, text)
+    else:
+        yield Finding("torch CUDA", OK, f"built for {build}, the driver supports up to {driver}")
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
+
+
+def _compiler(env: Environment) -> Iterator[Finding]:
+    if env.compiler:
+        yield Finding("C++ compiler", OK, env.compiler)
+    else:
+        state = NOTE if env.gpus else PROBLEM
+        yield Finding(
+            "C++ compiler", state, "none found (g++, clang++): fused steps on the CPU cannot be compiled"
+        )
+
+
+def _mps(env: Environment) -> Iterator[Finding]:
+    if not env.gpus:
+        return
+    if env.mps_control is None:
+        yield Finding(
+            "CUDA MPS", NOTE, "nvidia-cuda-mps-control not found; only sharing between processes would use it"
+        )
+    else:
+        yield Finding("CUDA MPS", OK, f"{env.mps_control}, {'running' if env.mps_running else 'not running'}")
+
+
+def _visible_devices(env: Environment) -> Iterator[Finding]:
+    value = env.variables.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return
+    subject = "CUDA_VISIBLE_DEVICES"
+    if not value.strip():
+        state = PROBLEM if env.gpus else NOTE
+        yield Finding(subject, state, "is set to nothing, which hides every GPU: unset it to see them")
+    elif fault := _odd_devices(value, len(env.gpus)):
+        yield Finding(subject, PROBLEM if env.gpus else NOTE, f"is {value!r}: {fault}")
+    else:
+        yield Finding(subject, OK, value)
+
+
+def _odd_devices(value: str, gpus: int) -> str | None:
+    parts = [part.strip() for part in value.split(",")]
+    for part in parts:
+        if part.startswith(("GPU-", "MIG-")):
+            continue
+        if not part.isdigit():
+            return f"{part!r} is neither an index nor an identifier, so it and all after it are hidden"
+        if int(part) >= gpus:
+            return f"there is no GPU {part}, so it and all after it are hidden"
+    if len(set(parts)) < len(parts):
+        return "a GPU is named twice, which CUDA refuses"
+    return None
+
+
+def _threads(env: Environment) -> Iterator[Finding]:
+    value = env.variables.get("OMP_NUM_THREADS")
+    if value is None:
+        return
+    if not value.strip().isdigit():
+        yield Finding("OMP_NUM_THREADS", NOTE, f"is {value!r}, which is not a number")
+    elif int(value) > env.cores:
+        yield Finding(
+            "OMP_NUM_THREADS", PROBLEM, f"is {value} on {env.cores} cores: the threads wait for each other"
+        )
+    else:
+        yield Finding("OMP_NUM_THREADS", OK, value)
+
+
+def _preallocation(env: Environment) -> Iterator[Finding]:
+    if not env.gpus:
+        return
+    kept = env.variables.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower() in ("true", "1")
+    if env.frameworks.get("jax") and kept and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in env.variables:
+        text = "JAX takes 75 % of the GPU when it starts: set XLA_PYTHON_CLIENT_PREALLOCATE=false to share it"
+        yield Finding("JAX memory", NOTE, text)
+    grows = env.variables.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("true", "1")
+    if env.frameworks.get("tensorflow") and not grows:
+        text = "TensorFlow takes the whole GPU when it starts: set TF_FORCE_GPU_ALLOW_GROWTH=true to share it"
+        yield Finding("TensorFlow memory", NOTE, text)
+
+
+def _torch_settings(env: Environment) -> Iterator[Finding]:
+    if not env.frameworks.get("torch"):
+        return
+    settings = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name of the first
+    if env.gpus and not any(env.variables.get(name) for name in settings):
+        text = (
+            "unset; expandable_segments:True wastes less memory when groups of unlike sizes follow each other"
+        )
+        yield Finding("PYTORCH_ALLOC_CONF", NOTE, text)
+    for name, effect in _SLOWING.items():
+        if env.variables.get(name, "0").lower() not in ("", "0", "false"):
+            yield Finding(name, PROBLEM, f"is {env.variables[name]!r}, which {effect}: unset it")
+
+
+_SLOWING = {
+    "CUDA_LAUNCH_BLOCKING": "makes every launch wait for the one before",
+    "TORCH_COMPILE_DISABLE": "keeps fused steps from being compiled",
+    "TORCHDYNAMO_DISABLE": "keeps fused steps from being compiled",
+}
+
+Examine = Callable[[Environment], Iterator[Finding]]
+CHECKS: tuple[Examine, ...] = (
+    _versions,
+    _frameworks,
+    _gpus,
+    _torch_cuda,
+    _compiler,
+    _mps,
+    _visible_devices,
+    _threads,
+    _preallocation,
+    _torch_settings,
+)
+
+
+def table(findings: Sequence[Finding]) -> str:
+    """The findings as aligned text.
+
+    >>> print(table([Finding("Python", OK, "3.12.1"), Finding("GPU", NOTE, "none seen")]))
+    ok    Python  3.12.1
+    note  GPU     none seen
+    """
+    width = max(len(finding.subject) for finding in findings)
+    state = max(len(finding.state) for finding in findings)
+    return "\n".join(f"{f.state.ljust(state)}  {f.subject.ljust(width)}  {f.text}" for f in findings)

@@ -1,0 +1,118 @@
+"""What the machine says about itself, read once into a frozen value. Imports no framework."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import pynvml
+
+from carpool.memory import device
+
+FRAMEWORKS = ("torch", "jax", "keras", "tensorflow")
+_PREFIXES = ("CUDA_", "OMP_", "XLA_", "TF_", "PYTORCH_", "TORCH")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A machine and its settings at one moment; `variables` are the environment variables that matter here."""
+
+    python: str
+    carpool: str
+    cores: int
+    frameworks: Mapping[str, str | None]
+    gpus: tuple[device.DeviceMemory, ...] = ()
+    torch_cuda: str | None = None
+    driver_cuda: str | None = None
+    compiler: str | None = None
+    mps_control: str | None = None
+    mps_running: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def read() -> Environment:
+    """This machine, now."""
+    return Environment(
+        python=platform.python_version(),
+        carpool=_version("carpool") or "not installed (run from its source)",
+        cores=_cores(),
+        frameworks={name: _version(name) for name in FRAMEWORKS},
+        gpus=device.gpus(),
+        torch_cuda=_torch_cuda(),
+        driver_cuda=_driver_cuda(),
+        compiler=_compiler(),
+        mps_control=shutil.which("nvidia-cuda-mps-control"),
+        mps_running=mps_runs(Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")),
+        variables={name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)},
+    )
+
+
+def mps_runs(pipes: Path) -> bool:
+    """Whether the MPS control daemon that owns this folder is alive."""
+    try:
+        process = int((pipes / "nvidia-cuda-mps-control.pid").read_text())
+        os.kill(process, 0)
+    except PermissionError:
+        return True  # it lives, as another user
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def cuda_of(version_file: str) -> str | None:
+    """The CUDA version in the text of torch's version.py.
+
+    >>> cuda_of("cuda: Optional[str] = '13.0'"), cuda_of("cuda: Optional[str] = None")
+    ('13.0', None)
+    """
+    found = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", version_file, re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cores() -> int:
+    if hasattr(
+        os, "sched_getaffinity"
+    ):  # what this process may use, which is less than the machine in a container
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _compiler() -> str | None:
+    wanted = (os.environ.get("CXX") or "g++", "g++", "clang++")
+    return next((path for name in wanted if (path := shutil.which(name))), None)
+
+
+def _torch_cuda() -> str | None:
+    spec = importlib.util.find_spec("torch")  # finds the package without running it
+    if spec is None or spec.origin is None:
+        return None
+    version_file = Path(spec.origin).with_name("version.py")
+    return cuda_of(version_file.read_text()) if version_file.exists() else None
+
+
+def _driver_cuda() -> str | None:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        number = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+    return f"{number // 1000}.{number % 1000 // 10}"

@@ -1,0 +1,94 @@
+"""Everything carpool raises.
+
+CarpoolError
+├── JobError            a job that cannot be accepted as it is written
+│   ├── NameTakenError      two jobs with one name, or an empty name
+│   ├── DataError           no data, empty data, lengths that do not match
+│   ├── ModelError          a model no adapter claims, or shared by two jobs
+│   ├── OptimizerError      an optimizer that does not belong to the model
+│   └── LossError           a loss that is not a scalar, or none
+├── FusionError         strategy="fused" for jobs that cannot be stacked
+├── DeviceError         a device that does not exist
+├── OptionError         an argument of train, plan or best with an unknown value
+├── FileError           a jobs file that cannot be read
+└── StepError           a job that failed while running (a value in its result unless on_error="raise")
+Interrupted (a KeyboardInterrupt) carries the results so far.
+
+Misuse raises before anything runs; one job's failure while running is a value in its result.
+Every message says what was expected, what was received and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class CarpoolError(Exception):
+    """Root of every error carpool raises on purpose."""
+
+
+class JobError(CarpoolError, ValueError):
+    """A job that cannot be accepted as it is written."""
+
+
+class NameTakenError(JobError):
+    """Two jobs with one name, or an empty name."""
+
+
+class DataError(JobError):
+    """No data, empty data, or arrays whose lengths do not match."""
+
+
+class ModelError(JobError):
+    """A model no adapter claims, or one that two jobs share."""
+
+
+class OptimizerError(JobError):
+    """An optimizer that does not belong to the job's model."""
+
+
+class LossError(JobError):
+    """A loss that is missing or is not a scalar."""
+
+
+class FusionError(CarpoolError, ValueError):
+    """`strategy="fused"` was asked for and these jobs cannot be stacked."""
+
+
+class DeviceError(CarpoolError, ValueError):
+    """A device that does not exist on this machine."""
+
+
+class OptionError(CarpoolError, ValueError):
+    """An argument with an unknown value."""
+
+
+class FileError(CarpoolError):
+    """A jobs file that cannot be imported or holds no jobs."""
+
+
+class StepError(CarpoolError, RuntimeError):
+    """A job failed while running."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a run. `results` holds what every job had reached."""
+
+    def __init__(self, results: Any) -> None:
+        super().__init__("interrupted; what was reached so far is in .results")
+        self.results = results
+
+
+def sentence(expected: str, received: str, remedy: str) -> str:
+    """The one shape of our messages.
+
+    >>> sentence("a batch size of at least 1", "0", "pass batch_size=32")
+    'Expected a batch size of at least 1. Received: 0. Remedy: pass batch_size=32.'
+    """
+    return f"Expected {expected}. Received: {received}. Remedy: {remedy}."
+
+
+def described(error: BaseException) -> str:
+    """An exception in one line, the way reports show it."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,132 @@
+"""What happened, in the past tense: frozen, typed, sent one way to the reporters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from carpool.planning.plan import Plan
+from carpool.result import Outcome
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """Planning is over; `steps` are the training steps of all jobs together."""
+
+    plan: Plan
+    device: str
+    steps: int
+
+
+@dataclass(frozen=True)
+class GroupStarted:
+    """A group's session is about to be opened. `group` is its position in the plan."""
+
+    group: int
+    names: tuple[str, ...]
+    strategy: str
+
+
+@dataclass(frozen=True)
+class GroupCompiled:
+    """A group's step for one batch size was compiled (or only traced: `compiled` says which)."""
+
+    group: int
+    batch_size: int
+    width: int
+    compiled: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class GroupVerified:
+    """A fused step was compared with each checked member's step alone, before it counted."""
+
+    group: int
+    checked: int
+    max_difference: float
+
+
+@dataclass(frozen=True)
+class GroupFellBack:
+    """A fused group could not go on together; its remaining members run in turn."""
+
+    group: int
+    names: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class GroupResized:
+    """A fused group was repacked to a narrower stack because that pays."""
+
+    group: int
+    old_width: int
+    new_width: int
+
+
+@dataclass(frozen=True)
+class GroupAdvanced:
+    """Training steps were enqueued: `steps` counts them over the members."""
+
+    group: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class JobAdmitted:
+    """A job's memory was counted and it joined a group."""
+
+    name: str
+    group: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """One job finished an epoch (counted from 0); `metrics` is that epoch's row of its history."""
+
+    name: str
+    epoch: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class JobFailed:
+    """A job raised; the others go on."""
+
+    name: str
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    """A job reached its outcome after `steps` training steps."""
+
+    name: str
+    outcome: Outcome
+    steps: int
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """Every job has an outcome."""
+
+    seconds: float
+
+
+Event = (
+    RunStarted
+    | GroupStarted
+    | GroupCompiled
+    | GroupVerified
+    | GroupFellBack
+    | GroupResized
+    | GroupAdvanced
+    | JobAdmitted
+    | EpochEnded
+    | JobFailed
+    | JobEnded
+    | RunEnded
+)
+Emit = Callable[[Event], None]

@@ -1,0 +1,254 @@
+"""The one training loop: it cuts chunks, lets a session advance them, and decides between chunks.
+
+Covers epochs, histories, validation, early stopping, callbacks, divergence, failures of single rows, checking fused
+steps and repacking. Does not cover opening sessions or choosing which runs next (`in_turn.py`), nor a single step
+(`adapters/`). It is a generator that pauses after every chunk, so several sessions can share a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from carpool.adapters.base import FusedSession, JobState, MetricRow, Session, StepFailure, Ticket
+from carpool.events import Emit, EpochEnded, GroupAdvanced, GroupResized, GroupVerified
+from carpool.job import Job
+from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Course, Cursor, cut
+from carpool.planning.widths import repacked
+from carpool.result import Outcome
+from carpool.stopping import Patience
+
+_SAMPLE_ROWS = 4  # how many members verify=True checks at the start of each epoch
+
+
+class Unfit(Exception):
+    """A fused group turned out not to equal its members alone."""
+
+
+class Finish(Protocol):
+    """Takes a member that has reached its outcome, with its last state."""
+
+    def __call__(
+        self, member: Member, outcome: Outcome, state: JobState | None, error: BaseException | None = None
+    ) -> None: ...
+
+
+@dataclass
+class Member:
+    """A job on its way: where it stands and what it has shown so far."""
+
+    job: Job
+    course: Course
+    cursor: Cursor = field(default_factory=Cursor)
+    steps: int = 0
+    history: dict[str, list[float]] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    samples: int = 0
+    patience: Patience | None = None
+    epochs_ended: int = 0
+
+    def __post_init__(self) -> None:
+        if self.job.stop is not None:
+            self.patience = Patience(self.job.stop)
+
+    @property
+    def name(self) -> str:
+        return str(self.job.name)
+
+    def count(self, row: MetricRow) -> None:
+        """Adds a chunk's sums to the running epoch."""
+        self.steps += row.steps
+        self.samples += row.samples
+        for metric, value in row.sums.items():
+            self.sums[metric] = self.sums.get(metric, 0.0) + value
+
+    def epoch_metrics(self) -> dict[str, float]:
+        """The running epoch's means; the next epoch starts at zero."""
+        means = {metric: value / max(1, self.samples) for metric, value in self.sums.items()}
+        self.sums, self.samples = {}, 0
+        return means
+
+
+class Driver:
+    """Drives one session's members to their ends."""
+
+    def __init__(
+        self, session: Session, members: Sequence[Member], finish: Finish, emit: Emit, group: int
+    ) -> None:
+        self._session = session
+        self._members = dict(enumerate(members))
+        self._finish = finish
+        self._emit = emit
+        self._group = group
+        self._pending: list[Ticket] = []
+
+    @property
+    def unfinished(self) -> tuple[Member, ...]:
+        return tuple(self._members.values())
+
+    def run(self, verify: bool = False) -> Iterator[None]:
+        """Trains until every member has an outcome, pausing after each chunk."""
+        self._check_first_steps()
+        while chunk := cut(self._courses(), self._cursors(), MAX_CHUNK_STEPS):
+            if verify and any(cursor.batch == 0 and cursor.epoch > 0 for cursor in chunk.cursors):
+                self._check(chunk, _sample(chunk))
+            self._advance(chunk)
+            yield
+        self._settle()
+
+    def interrupt(self) -> None:
+        """Ends every member where it stands."""
+        self._settle()
+        self._end(tuple(self._members), Outcome.INTERRUPTED)
+
+    # Chunks
+
+    def _courses(self) -> dict[int, Course]:
+        return {row: member.course for row, member in self._members.items()}
+
+    def _cursors(self) -> dict[int, Cursor]:
+        return {row: member.cursor for row, member in self._members.items()}
+
+    def _advance(self, chunk: Chunk) -> None:
+        errors: Mapping[int, BaseException] = {}
+        try:
+            ticket = self._session.advance(chunk)
+        except StepFailure as failure:
+            ticket, errors = failure.ticket, failure.errors
+        steps = ticket.chunk.steps
+        self._pending.append(ticket)
+        for row in chunk.rows:
+            self._members[row].cursor = self._members[row].cursor.advanced(self._members[row].course, steps)
+        self._emit(GroupAdvanced(self._group, steps * len(chunk.rows)))
+        if errors or any(self._members[row].cursor.batch == 0 for row in chunk.rows):
+            self._settle()
+        self._fail(errors)
+
+    def _settle(self) -> None:
+        """Reads what the enqueued chunks computed and takes the decisions that hang on it."""
+        diverged: dict[int, None] = {}
+        for ticket in self._pending:
+            for row in self._session.metrics(ticket):
+                self._members[row.row].count(row)
+                if row.diverged:
+                    diverged[row.row] = None
+        self._pending = []
+        for row in diverged:
+            self._members[row].cursor = replace(self._members[row].cursor, step=self._members[row].steps)
+        self._end(tuple(diverged), Outcome.DIVERGED)
+        self._end_epochs([row for row, m in self._members.items() if m.cursor.epoch > m.epochs_ended])
+
+    # Epochs
+
+    def _end_epochs(self, rows: Sequence[int]) -> None:
+        if not rows:
+            return
+        metrics = {row: self._members[row].epoch_metrics() for row in rows}
+        for row in self._session.evaluate(rows):
+            metrics[row.row] |= {
+                f"val_{name}": total / max(1, row.samples) for name, total in row.sums.items()
+            }
+        self._session.end_epoch(metrics)
+        failed = {row: error for row in rows if (error := self._record_epoch(row, metrics[row])) is not None}
+        self._fail(failed)
+        self._stop([row for row in rows if row not in failed])
+
+    def _record_epoch(self, row: int, metrics: Mapping[str, float]) -> Exception | None:
+        """Writes the history and calls the job's callbacks; what a callback raises is the job's failure."""
+        member = self._members[row]
+        for name, value in metrics.items():
+            member.history.setdefault(name, []).append(value)
+        event = EpochEnded(member.name, member.epochs_ended, metrics)
+        member.epochs_ended += 1
+        self._emit(event)
+        try:
+            if member.patience is not None:
+                member.patience = member.patience.after(event.epoch, metrics)
+            for callback in member.job.callbacks:
+                callback(event)
+        except Exception as error:
+            return error
+        return None
+
+    def _stop(self, rows: Sequence[int]) -> None:
+        """Ends the rows that are through, stopped early or complete, with their best weights where asked for."""
+        watched = {row: patience for row in rows if (patience := self._members[row].patience) is not None}
+        self._session.keep([row for row, p in watched.items() if p.improved and p.policy.restore_best])
+        complete = [
+            row for row in rows if self._members[row].cursor.epoch == self._members[row].course.epochs
+        ]
+        stopped = [row for row, p in watched.items() if p.exhausted and row not in complete]
+        restored = [
+            row
+            for row in (*complete, *stopped)
+            if (p := watched.get(row)) and p.policy.restore_best and p.best_epoch >= 0
+        ]
+        self._session.revert(restored)
+        self._end(complete, Outcome.COMPLETED)
+        self._end(stopped, Outcome.STOPPED)
+        if complete or stopped:
+            self._repack()
+
+    # Ends
+
+    def _end(self, rows: Sequence[int], outcome: Outcome) -> None:
+        if not rows:
+            return
+        states = (
+            self._session.leave(rows)
+            if isinstance(self._session, FusedSession)
+            else self._session.state(rows)
+        )
+        for row, state in zip(rows, states, strict=True):
+            member = self._members.pop(row)
+            self._finish(member, outcome, replace(state, cursor=member.cursor))
+
+    def _fail(self, errors: Mapping[int, BaseException]) -> None:
+        for row, error in errors.items():
+            state = self._session.state([row])[0]
+            member = self._members.pop(row)
+            self._finish(member, Outcome.FAILED, replace(state, cursor=member.cursor), error)
+
+    # What only fused groups need
+
+    def _check_first_steps(self) -> None:
+        if not isinstance(self._session, FusedSession):
+            return
+        unchecked = self._courses()
+        while chunk := cut(unchecked, self._cursors(), max_steps=1):
+            self._check(chunk, chunk.rows)
+            unchecked = {row: course for row, course in unchecked.items() if row not in chunk.rows}
+
+    def _check(self, chunk: Chunk, rows: Sequence[int]) -> None:
+        if not isinstance(self._session, FusedSession):
+            return
+        self._settle()
+        rows = [row for row in rows if row in self._members]
+        try:
+            check = self._session.check(chunk, rows)
+        except StepFailure as failure:
+            self._fail(failure.errors)
+            return
+        self._emit(GroupVerified(self._group, check.checked, check.max_difference))
+        if check.mismatch is not None:
+            raise Unfit(check.mismatch)
+
+    def _repack(self) -> None:
+        if not isinstance(self._session, FusedSession) or not self._members:
+            return
+        launch_s, prepare_s = self._session.timing()
+        left = max(member.course.steps - member.cursor.step for member in self._members.values())
+        width = self._session.width
+        target = repacked(width, len(self._members), left, launch_s, prepare_s)
+        if target is None:
+            return
+        moved = self._session.resize(target)
+        self._members = {moved[row]: member for row, member in self._members.items()}
+        self._emit(GroupResized(self._group, width, target))
+
+
+def _sample(chunk: Chunk) -> tuple[int, ...]:
+    """A few rows, others at each epoch, so that a long run comes round to all of them."""
+    start = chunk.cursors[0].epoch * _SAMPLE_ROWS
+    return tuple(chunk.rows[(start + i) % len(chunk.rows)] for i in range(min(_SAMPLE_ROWS, len(chunk.rows))))

@@ -1,0 +1,64 @@
+"""Every combination of the axes as a lazy sequence of jobs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+from carpool.errors import JobError, sentence
+from carpool.job import Job
+
+
+def grid(make_job: Callable[..., Job], **axes: Iterable[Any]) -> Grid:
+    """One job for every combination of the axes, the last axis fastest; built when it is read.
+
+    Names are like "lr=0.001,seed=3" and `job.config` holds the combination.
+
+    >>> jobs = grid(lambda lr, seed: Job(dict, ([1.0], [2.0]), loss=max, seed=seed), lr=[0.1, 0.01], seed=range(2))
+    >>> len(jobs), jobs[1].name, jobs[-1].config
+    (4, 'lr=0.1,seed=1', {'lr': 0.01, 'seed': 1})
+    """
+    return Grid(make_job, {name: tuple(values) for name, values in axes.items()})
+
+
+class Grid(Sequence[Job]):
+    """The sequence behind `grid`."""
+
+    def __init__(self, make_job: Callable[..., Job], axes: dict[str, tuple[Any, ...]]) -> None:
+        for name, values in axes.items():
+            if not values:
+                raise JobError(sentence(f"values for axis {name!r}", "none", "pass at least one value"))
+        self._make_job = make_job
+        self._axes = axes
+
+    def __len__(self) -> int:
+        return math.prod(len(values) for values in self._axes.values())
+
+    @overload
+    def __getitem__(self, index: int) -> Job: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Job]: ...
+    def __getitem__(self, index: int | slice) -> Job | Sequence[Job]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        config: dict[str, Any] = {}
+        for name, values in reversed(self._axes.items()):
+            position, choice = divmod(position, len(values))
+            config[name] = values[choice]
+        config = dict(reversed(config.items()))
+        job = self._make_job(**config)
+        if not isinstance(job, Job):
+            raise JobError(
+                sentence("the function given to grid to return a carpool.Job", repr(job), "return the Job")
+            )
+        name = job.name or ",".join(f"{key}={_shown(value)}" for key, value in config.items())
+        return replace(job, name=name, config={**(job.config or {}), **config})
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return getattr(value, "__name__", None) or str(value)

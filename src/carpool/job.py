@@ -1,0 +1,165 @@
+"""What the user asks for: a model, its data, how to train it. Frozen, and checked when it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
+
+from carpool.errors import DataError, JobError, LossError, NameTakenError, OptionError, sentence
+from carpool.stopping import EarlyStopping
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A learning-rate scheduler with the moment it steps said out loud.
+
+    Without it a scheduler steps once an epoch, except those PyTorch documents as stepping every batch
+    (OneCycleLR, CyclicLR). `monitor` is the metric that ReduceLROnPlateau is given.
+
+    >>> Schedule(print, every="step").every
+    'step'
+    """
+
+    scheduler: Any
+    every: str = "auto"
+    monitor: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.every not in ("auto", "step", "epoch"):
+            raise OptionError(
+                sentence('every="auto", "step" or "epoch"', repr(self.every), "pass one of the three")
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A model, its data and how to train it.
+
+    `model` is an object, a factory called under the job's seed, or "module:function". `data` is a tuple of arrays
+    `(x, y)`, any nest of arrays when `step` is given, or a function that returns either. Exactly one of
+    `loss(prediction, target)` and `step(model, batch) -> loss or {"loss": ..., **metrics}` says what is minimised.
+    `index` trains on a view of the data (a fold, a bootstrap sample) without copying it. Modules stay in the
+    train/eval mode they are in.
+
+    >>> job = Job(model=dict, data=([1.0], [2.0]), loss=lambda p, t: 0.0, name="a")
+    >>> job.name, job.batch_size
+    ('a', 32)
+    """
+
+    model: Any
+    data: Any
+    _: KW_ONLY
+    name: str | None = None
+    config: Mapping[str, Any] | None = None
+    loss: Callable[[Any, Any], Any] | None = None
+    step: Callable[..., Any] | None = None
+    optimizer: Any = None
+    scheduler: Any = None
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None
+    validation_data: Any = None
+    batch_size: int = 32
+    epochs: int = 1
+    seed: int = 0
+    shuffle: bool = True
+    index: Any = None
+    clip_norm: float | None = None
+    stop: EarlyStopping | None = None
+    callbacks: Sequence[Callable[[Any], None]] = ()
+
+    def __post_init__(self) -> None:
+        if self.name is not None and not str(self.name).strip():
+            raise NameTakenError(sentence("a name", repr(self.name), "name the job, or leave name out"))
+        if self.data is None:
+            raise DataError(self._says("data", "None", "pass data=(x, y)"))
+        _at_least_one(self, "batch_size", "pass batch_size=32")
+        _at_least_one(self, "epochs", "pass epochs=1 or more")
+        self._check_objective()
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise JobError(
+                self._says("a clip_norm above 0", str(self.clip_norm), "pass a positive norm or None")
+            )
+        self._check_stop()
+
+    def _check_objective(self) -> None:
+        if self.loss is not None and self.step is not None:
+            raise LossError(self._says("either loss= or step=", "both", "keep one of them"))
+        for word, value in (("loss", self.loss), ("step", self.step)):
+            if value is not None and not callable(value):
+                raise LossError(
+                    self._says(f"{word} to be a function", repr(value), f"pass a callable as {word}=")
+                )
+        for word, metric in (self.metrics or {}).items():
+            if not callable(metric):
+                raise LossError(
+                    self._says(f"metric {word!r} to be a function", repr(metric), "pass a callable")
+                )
+
+    def _check_stop(self) -> None:
+        if self.stop is None:
+            return
+        if not isinstance(self.stop, EarlyStopping):
+            raise OptionError(
+                self._says("stop=EarlyStopping(...)", repr(self.stop), "pass carpool.EarlyStopping(...)")
+            )
+        if self.stop.metric.startswith("val_") and self.validation_data is None:
+            raise OptionError(
+                self._says(
+                    f"validation_data to watch {self.stop.metric!r}",
+                    "none",
+                    "pass validation_data or watch 'loss'",
+                )
+            )
+        known = {"loss", *(self.metrics or {})}
+        if self.step is None and self.stop.metric.removeprefix("val_") not in known:
+            raise OptionError(
+                self._says(
+                    f"EarlyStopping to watch one of {', '.join(sorted(known))} (or its val_ twin)",
+                    repr(self.stop.metric),
+                    "name one of these, or add it to metrics=",
+                )
+            )
+
+    def _says(self, expected: str, received: str, remedy: str) -> str:
+        return f"Job {self.name!r}: " + sentence(expected, received, remedy)
+
+
+def _at_least_one(job: Job, field: str, remedy: str) -> None:
+    value = getattr(job, field)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise JobError(job._says(f"{field} of at least 1", repr(value), remedy))
+
+
+def named(jobs: Iterable[Job]) -> tuple[Job, ...]:
+    """The jobs as a tuple, each with a name of its own.
+
+    >>> make = lambda name=None: Job(dict, ([1.0], [2.0]), loss=max, name=name)
+    >>> [job.name for job in named([make("a"), make()])]
+    ['a', 'job-1']
+    """
+    listed = tuple(jobs)
+    if not listed:
+        raise JobError(sentence("at least one job", "none", "pass a list of carpool.Job"))
+    for position, job in enumerate(listed):
+        if not isinstance(job, Job):
+            raise JobError(
+                sentence(
+                    "carpool.Job objects",
+                    f"{type(job).__name__} at position {position}",
+                    "build jobs with carpool.Job",
+                )
+            )
+    result = tuple(
+        job if job.name is not None else replace(job, name=f"job-{i}") for i, job in enumerate(listed)
+    )
+    first: dict[str, int] = {}
+    for position, job in enumerate(result):
+        if (other := first.setdefault(str(job.name), position)) != position:
+            raise NameTakenError(
+                sentence(
+                    "every job to have a name of its own",
+                    f"{job.name!r} at positions {other} and {position}",
+                    "rename one",
+                )
+            )
+    return result

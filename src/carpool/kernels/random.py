@@ -1,0 +1,164 @@
+"""Random operators for torch keyed by (seed, step, call, element), never by a global generator.
+
+Under `Keyed`, dropout and its kin, `torch.rand`, `torch.randn`, `torch.bernoulli` and the in-place samplers take their
+numbers from Philox (`carpool.random`): equal alone, vmapped and compiled. An operator that is not here still draws from
+torch's generator; a vmapped trace refuses it by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from carpool.random import philox
+
+_MASK = 0xFFFFFFFF
+
+
+class Keyed(TorchFunctionMode):
+    """Keys every random operator inside by a job's seed and step, and by the number of the call.
+
+    `seed` and `step` are integers or 0-d int64 tensors (batched ones under vmap).
+    """
+
+    def __init__(self, seed: Any, step: Any) -> None:
+        super().__init__()
+        self.seed, self.step, self.call = seed, step, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        sampler = _SAMPLERS.get(func)
+        kwargs = kwargs or {}
+        if sampler is None or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        return sampler(self, *args, **kwargs)
+
+    def uniform(self, shape: Sequence[int], device: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Numbers in [0, 1) for the next call: 24 bits each, four to a counter."""
+        count = math.prod(shape)
+        quad = torch.arange(-(-count // 4), device=device, dtype=torch.int64)
+        zero = quad * 0
+        words = philox(
+            (quad, zero + self.call, zero + (self.step & _MASK), zero + ((self.step >> 32) & _MASK)),
+            (zero + (self.seed & _MASK), zero + ((self.seed >> 32) & _MASK)),
+        )
+        self.call += 1
+        bits = torch.stack(words, dim=-1).reshape(-1)[:count].reshape(tuple(shape)) >> 8
+        # float64 first would keep no more bits: 24 fit float32 exactly.
+        return bits.to(torch.float32).mul(2.0**-24).to(dtype)
+
+    def normal(self, shape: Sequence[int], device: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Standard normal numbers by Box and Muller."""
+        radius = torch.sqrt(-2 * torch.log(self.uniform(shape, device) + 2.0**-25))
+        return (radius * torch.cos(2 * math.pi * self.uniform(shape, device))).to(dtype)
+
+
+def _dropout(
+    key: Keyed, input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
+    return _dropped(key, input, p, training, input.shape)
+
+
+def _torch_dropout(key: Keyed, input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    return _dropped(key, input, p, train, input.shape)
+
+
+def _channels(batched_dims: int) -> Callable[..., torch.Tensor]:
+    def drop(
+        key: Keyed, input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> torch.Tensor:
+        lead = 2 if input.dim() >= batched_dims else 1  # without a batch dimension the channels come first
+        return _dropped(key, input, p, training, input.shape[:lead] + (1,) * (input.dim() - lead))
+
+    return drop
+
+
+def _dropped(
+    key: Keyed, input: torch.Tensor, p: float, training: bool, mask_shape: Sequence[int]
+) -> torch.Tensor:
+    if not training or p == 0:
+        return input
+    if p == 1:
+        return input * 0
+    keep = key.uniform(mask_shape, input.device) >= p
+    return torch.where(keep, input / (1 - p), torch.zeros_like(input))
+
+
+_ALPHA = 1.7580993408473766  # SELU's negative saturation, as in torch's own alpha dropout
+
+
+def _alpha_dropout(
+    key: Keyed, input: torch.Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> torch.Tensor:
+    if not training or p == 0:
+        return input
+    scale = ((_ALPHA**2 * p + 1) * (1 - p)) ** -0.5
+    keep = key.uniform(input.shape, input.device) >= p
+    return torch.where(keep, input, torch.full_like(input, -_ALPHA)) * scale + _ALPHA * scale * p
+
+
+def _like(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def sample(
+        key: Keyed, input: torch.Tensor, *, dtype: Any = None, device: Any = None, **_: Any
+    ) -> torch.Tensor:
+        return draw(key, input.shape, device or input.device, dtype or input.dtype)
+
+    return sample
+
+
+def _sized(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def sample(
+        key: Keyed, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **_: Any
+    ) -> torch.Tensor:
+        shape = size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size
+        made = draw(
+            key, tuple(shape), device or torch.get_default_device(), dtype or torch.get_default_dtype()
+        )
+        return made.requires_grad_() if requires_grad else made
+
+    return sample
+
+
+def _bernoulli(key: Keyed, input: torch.Tensor, p: float | None = None, **_: Any) -> torch.Tensor:
+    chance = input if p is None else p
+    return (key.uniform(input.shape, input.device) < chance).to(input.dtype)
+
+
+def _bernoulli_(key: Keyed, input: torch.Tensor, p: Any = 0.5, **_: Any) -> torch.Tensor:
+    return input.copy_(key.uniform(input.shape, input.device) < p)
+
+
+def _uniform_(key: Keyed, input: torch.Tensor, a: float = 0.0, b: float = 1.0, **_: Any) -> torch.Tensor:
+    return input.copy_(key.uniform(input.shape, input.device) * (b - a) + a)
+
+
+def _normal_(key: Keyed, input: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> torch.Tensor:
+    return input.copy_(key.normal(input.shape, input.device) * std + mean)
+
+
+def _exponential_(key: Keyed, input: torch.Tensor, lambd: float = 1.0, **_: Any) -> torch.Tensor:
+    return input.copy_(-torch.log1p(-key.uniform(input.shape, input.device)) / lambd)
+
+
+_SAMPLERS: dict[Any, Callable[..., torch.Tensor]] = {
+    F.dropout: _dropout,
+    torch.dropout: _torch_dropout,
+    F.dropout1d: _channels(3),
+    F.dropout2d: _channels(3),  # torch too reads a 3-d input as (batch, channel, length)
+    F.dropout3d: _channels(5),
+    F.alpha_dropout: _alpha_dropout,
+    torch.rand: _sized(Keyed.uniform),
+    torch.randn: _sized(Keyed.normal),
+    torch.rand_like: _like(Keyed.uniform),
+    torch.randn_like: _like(Keyed.normal),
+    torch.bernoulli: _bernoulli,
+    torch.Tensor.bernoulli: _bernoulli,
+    torch.Tensor.bernoulli_: _bernoulli_,
+    torch.Tensor.uniform_: _uniform_,
+    torch.Tensor.normal_: _normal_,
+    torch.Tensor.exponential_: _exponential_,
+}

@@ -1,0 +1,1 @@
+"""Who holds how much device memory: what a device has, what a session will take, and the ledger."""

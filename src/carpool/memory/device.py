@@ -1,0 +1,67 @@
+"""What a device has: read through NVML for GPUs and from the operating system for the CPU. No framework is asked."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pynvml
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """A device's memory at one moment."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+def read(device: str) -> DeviceMemory:
+    """The memory of "cpu" or "cuda:N"."""
+    if device.startswith("cuda"):
+        return _gpu(int(device.partition(":")[2] or 0))
+    return _host()
+
+
+def gpus() -> tuple[DeviceMemory, ...]:
+    """Every GPU that NVML sees; none where there is no driver."""
+    try:
+        with _nvml():
+            return tuple(_handle_memory(i) for i in range(pynvml.nvmlDeviceGetCount()))
+    except pynvml.NVMLError:
+        return ()
+
+
+def _gpu(index: int) -> DeviceMemory:
+    with _nvml():
+        return _handle_memory(_physical(index))
+
+
+def _physical(index: int) -> int:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    chosen = [part.strip() for part in visible.split(",") if part.strip()]
+    if index < len(chosen) and chosen[index].isdigit():
+        return int(chosen[index])
+    return index
+
+
+def _handle_memory(index: int) -> DeviceMemory:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return DeviceMemory(str(pynvml.nvmlDeviceGetName(handle)), int(info.total), int(info.free))
+
+
+@contextmanager
+def _nvml():
+    pynvml.nvmlInit()
+    try:
+        yield
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _host() -> DeviceMemory:
+    page = os.sysconf("SC_PAGE_SIZE")
+    return DeviceMemory("cpu", page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES"))

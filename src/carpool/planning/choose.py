@@ -1,0 +1,76 @@
+"""Which strategy a candidate gets: an ordered list of small rules, each giving a strategy and the sentence that explains it.
+
+`in_turn` is the plain way: each job through its own session, one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from carpool.errors import FusionError, OptionError, sentence
+from carpool.planning.group import Candidate
+
+STRATEGIES = ("auto", "fused", "in_turn")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A strategy and the reason for it."""
+
+    strategy: str
+    reason: str
+
+
+def _asked_for(candidate: Candidate, strategy: str) -> Choice | None:
+    if strategy == "in_turn":
+        return Choice("in_turn", 'strategy="in_turn" was asked for')
+    return None
+
+
+def _cannot_stack(candidate: Candidate, strategy: str) -> Choice | None:
+    if candidate.refusal is None:
+        return None
+    if strategy == "fused":
+        names = ", ".join(repr(spec.name) for spec in candidate.specs[:3])
+        raise FusionError(
+            f"Cannot fuse {names}{', ...' if len(candidate.specs) > 3 else ''}: {candidate.refusal}. "
+            'Remedy: change that, or pass strategy="auto" to let them run in turn.'
+        )
+    return Choice("in_turn", f"cannot be stacked: {candidate.refusal}")
+
+
+def _alone(candidate: Candidate, strategy: str) -> Choice | None:
+    first, *others = candidate.specs
+    if others:
+        return None
+    why = f" ({candidate.stranger})" if candidate.stranger else ""
+    if strategy == "fused":
+        raise FusionError(
+            f"Cannot fuse {first.name!r}: no other job has its structure{why}. "
+            'Remedy: align the structures, or pass strategy="auto" to let it run in turn.'
+        )
+    return Choice("in_turn", f"no other job has its structure{why}")
+
+
+def _stack(candidate: Candidate, strategy: str) -> Choice | None:
+    return Choice("fused", f"{len(candidate.specs)} jobs of one structure: one launch advances all of them")
+
+
+Rule = Callable[[Candidate, str], Choice | None]
+RULES: tuple[Rule, ...] = (_asked_for, _alone, _cannot_stack, _stack)
+
+
+def check_strategy(strategy: str) -> None:
+    """Raises for a strategy that does not exist."""
+    if strategy not in STRATEGIES:
+        raise OptionError(
+            sentence(
+                f"a strategy out of {', '.join(STRATEGIES)}", repr(strategy), 'pass strategy="auto" if unsure'
+            )
+        )
+
+
+def choose(candidate: Candidate, strategy: str = "auto") -> Choice:
+    """The first rule that has an answer."""
+    return next(choice for rule in RULES if (choice := rule(candidate, strategy)) is not None)

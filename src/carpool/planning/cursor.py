@@ -1,0 +1,114 @@
+"""Where each row stands and what the next launch runs: epochs belong to the driver, and this is its arithmetic.
+
+A launch has one batch shape, because padding a batch would move BatchNorm's statistics. Rows that want another shape
+sit it out. A chunk is a run of launches with one shape and one set of rows, and never crosses an epoch's end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+MAX_CHUNK_STEPS = 256  # bounds the hyper-parameter tables of a chunk, and how long Ctrl-C waits
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a row has to run: `epochs` passes over `length` samples in batches of `batch_size`."""
+
+    length: int
+    batch_size: int
+    epochs: int
+
+    @property
+    def batches(self) -> int:
+        """Batches in an epoch, the short last one included."""
+        return -(-self.length // self.batch_size)
+
+    @property
+    def steps(self) -> int:
+        return self.batches * self.epochs
+
+    def size(self, batch: int) -> int:
+        """How many samples the batch at this position has."""
+        return min(self.batch_size, self.length - batch * self.batch_size)
+
+    def alike(self, batch: int) -> int:
+        """How many batches of the same size follow from this one within the epoch, itself included."""
+        return self.length // self.batch_size - batch if self.size(batch) == self.batch_size else 1
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """The next batch a row will run, and the steps it has taken in all."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+
+    def advanced(self, course: Course, steps: int) -> Cursor:
+        """The cursor after `steps` more batches of the same epoch."""
+        batch = self.batch + steps
+        if batch == course.batches:
+            return Cursor(self.epoch + 1, 0, self.step + steps)
+        return Cursor(self.epoch, batch, self.step + steps)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """`steps` launches of `size` samples for these rows, each from its own cursor."""
+
+    rows: tuple[int, ...]
+    cursors: tuple[Cursor, ...]
+    size: int
+    steps: int
+
+
+def cut(courses: Mapping[int, Course], cursors: Mapping[int, Cursor], max_steps: int) -> Chunk | None:
+    """The next chunk for the rows in `courses`, or None when all have ended.
+
+    The rows furthest behind in epochs decide the shape, full batches before tails, so that rows of unequal
+    length stay together epoch by epoch.
+
+    >>> courses = {0: Course(length=10, batch_size=4, epochs=1), 1: Course(length=8, batch_size=4, epochs=1)}
+    >>> cut(courses, {0: Cursor(), 1: Cursor()}, max_steps=100)
+    Chunk(rows=(0, 1), cursors=(Cursor(epoch=0, batch=0, step=0), Cursor(epoch=0, batch=0, step=0)), size=4, steps=2)
+    """
+    running = [row for row, course in courses.items() if cursors[row].epoch < course.epochs]
+    if not running:
+        return None
+    sizes = {row: courses[row].size(cursors[row].batch) for row in running}
+    behind = min(cursors[row].epoch for row in running)
+    size = max(sizes[row] for row in running if cursors[row].epoch == behind)
+    rows = tuple(row for row in running if sizes[row] == size)
+    steps = min(max_steps, *(courses[row].alike(cursors[row].batch) for row in rows))
+    return Chunk(rows, tuple(cursors[row] for row in rows), size, steps)
+
+
+@dataclass(frozen=True)
+class Launches:
+    """What a group will launch: launches by batch size, and how many member-steps of them are useful."""
+
+    by_size: Mapping[int, int]
+    useful: int
+    launched: int
+
+
+def launches(courses: Sequence[Course]) -> Launches:
+    """Counts the launches of a group that runs to its end, by the driver's own rule.
+
+    >>> launches([Course(10, 4, 2), Course(8, 4, 2)])
+    Launches(by_size={4: 4, 2: 2}, useful=10, launched=12)
+    """
+    kinds = Counter(courses)  # equal rows move together: a sweep of thousands is a handful of kinds
+    indexed = dict(enumerate(kinds))
+    cursors = dict.fromkeys(indexed, Cursor())
+    by_size: dict[int, int] = {}
+    useful = 0
+    while chunk := cut(indexed, cursors, max_steps=1 << 30):
+        by_size[chunk.size] = by_size.get(chunk.size, 0) + chunk.steps
+        for row in chunk.rows:
+            useful += chunk.steps * kinds[indexed[row]]
+            cursors[row] = cursors[row].advanced(indexed[row], chunk.steps)
+    return Launches(by_size, useful, sum(by_size.values()) * len(courses))

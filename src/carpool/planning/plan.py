@@ -1,0 +1,123 @@
+"""The plan: groups, their strategies, their memory, and the reason for each. Made and shown without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from carpool.memory.estimate import Estimate, estimate
+from carpool.planning.choose import choose
+from carpool.planning.cursor import Launches, launches
+from carpool.planning.group import Refusal, candidates
+from carpool.planning.spec import ModelSpec
+from carpool.planning.widths import slices, width_limit
+
+
+@dataclass(frozen=True)
+class Group:
+    """Jobs that run together under one strategy."""
+
+    specs: tuple[ModelSpec, ...]
+    strategy: str
+    reason: str
+    memory: Estimate
+    launches: Launches
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in self.specs)
+
+    @property
+    def adapter(self) -> str:
+        return self.specs[0].adapter
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The groups in the order they start, and the jobs that cannot run at all (`rejected`: name to error)."""
+
+    groups: tuple[Group, ...]
+    device: str
+    free_bytes: int
+    rejected: Mapping[str, BaseException] = field(default_factory=dict)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all distinct arrays: each is held once, however many jobs read it."""
+        arrays = {key: size for group in self.groups for spec in group.specs for key, size in spec.data}
+        return sum(arrays.values())
+
+    def explain(self) -> str:
+        """The plan in words: one paragraph a group."""
+        jobs = sum(len(group.specs) for group in self.groups) + len(self.rejected)
+        lines = [f"{_count(jobs, 'job')} in {_count(len(self.groups), 'group')} on {self.device}"]
+        lines[0] += f"; {_bytes(self.data_bytes)} of data, held once; {_bytes(self.free_bytes)} free"
+        for number, group in enumerate(self.groups):
+            lines += _paragraph(number, group)
+        lines += [
+            f"cannot run: {name}: {type(error).__name__}: {error}" for name, error in self.rejected.items()
+        ]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.explain()
+
+
+def make_plan(
+    specs: Sequence[ModelSpec],
+    refusal: Refusal,
+    *,
+    device: str,
+    free_bytes: int,
+    strategy: str = "auto",
+    rejected: Mapping[str, BaseException] | None = None,
+) -> Plan:
+    """Groups the specs by structure and gives each group its strategy, width and reason."""
+    groups: list[Group] = []
+    for candidate in candidates(specs, refusal):
+        choice = choose(candidate, strategy)
+        limit = width_limit(candidate.specs[0], free_bytes) if choice.strategy == "fused" else 1
+        parts = slices(candidate.specs, limit)
+        for part in parts:
+            cut = (
+                f"; {len(parts)} groups of about {len(part)} fit the memory"
+                if _was_cut(choice.strategy, parts)
+                else ""
+            )
+            groups.append(_group(tuple(part), choice.strategy, choice.reason + cut))
+    return Plan(tuple(groups), device, free_bytes, rejected or {})
+
+
+def _was_cut(strategy: str, parts: Sequence[object]) -> bool:
+    return strategy == "fused" and len(parts) > 1
+
+
+def _group(specs: tuple[ModelSpec, ...], strategy: str, reason: str) -> Group:
+    return Group(specs, strategy, reason, estimate(specs), launches([spec.course for spec in specs]))
+
+
+def _paragraph(number: int, group: Group) -> list[str]:
+    counts = ", ".join(f"{n} of batch {size}" for size, n in group.launches.by_size.items())
+    useful = 100 * group.launches.useful / max(1, group.launches.launched)
+    return [
+        f"group {number}: {group.strategy}, {_count(len(group.specs), 'job')}: {_names(group.names)}",
+        f"  because {group.reason}",
+        f"  {_bytes(group.memory.total_bytes)} expected ({_bytes(group.memory.member_bytes)} a member); launches: {counts}"
+        f"; {useful:.0f} % of launched member-steps are useful",
+    ]
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]}, ... {names[-1]}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"

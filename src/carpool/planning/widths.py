@@ -1,0 +1,69 @@
+"""How wide a stack is: how many groups a structure is cut into, and when repacking to a narrower stack pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+from carpool.planning.spec import ModelSpec
+
+T = TypeVar("T")
+
+_HEADROOM = 0.8  # of the free memory: the estimate is arithmetic, fragmentation and workspaces are not in it
+
+
+def width_limit(spec: ModelSpec, free_bytes: int) -> int:
+    """The widest stack of such members that the free memory should hold, at least 1."""
+    return max(1, int(free_bytes * _HEADROOM) // max(1, spec.state_bytes + spec.step_bytes))
+
+
+def slices(members: Sequence[T], limit: int) -> list[Sequence[T]]:
+    """The members in as few near-equal slices of at most `limit` as possible.
+
+    >>> [len(part) for part in slices(range(10), 4)]
+    [4, 3, 3]
+    """
+    count = -(-len(members) // limit)
+    edges = [-(-len(members) * i // count) for i in range(count + 1)]
+    return [members[a:b] for a, b in pairwise(edges)]
+
+
+def bucket(active: int) -> int:
+    """The bucket width for so many active members: a power of two, so that few widths are ever compiled.
+
+    >>> [bucket(n) for n in (1, 3, 8, 9)]
+    [1, 4, 8, 16]
+    """
+    return 1 << max(0, active - 1).bit_length()
+
+
+def repacked(width: int, active: int, launches_left: int, launch_s: float, prepare_s: float) -> int | None:
+    """The width worth repacking to, or None.
+
+    A launch costs about in proportion to its width; the saving must exceed what preparing the narrower step
+    (trace, compile, capture) took the last time.
+
+    >>> repacked(width=64, active=7, launches_left=1000, launch_s=0.01, prepare_s=2.0)
+    8
+    >>> repacked(width=64, active=7, launches_left=100, launch_s=0.01, prepare_s=2.0) is None
+    True
+    """
+    target = bucket(active)
+    if target > width // 2:
+        return None
+    saving_s = launches_left * launch_s * (1 - target / width)
+    return target if saving_s > prepare_s else None
+
+
+def worth_compiling(launches_left: int, launch_s: float, compile_s: float) -> bool:
+    """Whether compiling a step that takes `launch_s` uncompiled pays for itself.
+
+    A compiled step saves about three quarters (measured: docs/performance.md); asking for half keeps the guess safe.
+
+    >>> worth_compiling(launches_left=4000, launch_s=0.003, compile_s=5.0)
+    True
+    >>> worth_compiling(launches_left=100, launch_s=0.003, compile_s=5.0)
+    False
+    """
+    return launches_left * launch_s * 0.5 > compile_s

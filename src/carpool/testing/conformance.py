@@ -1,0 +1,259 @@
+"""The promise as tests: a job's result does not depend on its neighbours, their order or the strategy.
+
+An adapter's test class inherits `AdapterConformance`, names its zoo and writes one plain training loop (`reference`)
+in its own framework, without carpool: that loop is what results are held against. Random layers are compared with the
+same job alone instead, because no framework's own generator is keyed by job.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import carpool
+from carpool.job import Job
+from carpool.result import Outcome, Result, Results
+from carpool.testing.pairs import pairwise
+
+DOUBLE = 1e-8
+"""float64: how far weights may differ after 100 steps, absolutely."""
+SINGLE = 1e-4
+"""float32: how far weights may differ after 100 steps, relative to the largest; also the loss curve's rtol."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One member's own hyper-parameters; jobs built from different variants must still fuse."""
+
+    seed: int = 0
+    scale: float = 1.0
+    """What the learning rate is multiplied by."""
+    epochs: int = 12
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments for `carpool.Job` on top."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a plain loop left: weights and buffers by name, optimizer slots by weight, learning rates, loss by epoch."""
+
+    weights: Mapping[str, np.ndarray]
+    slots: Mapping[str, Mapping[str, np.ndarray]]
+    rates: Sequence[float]
+    history: Sequence[float]
+
+
+VARIANTS = (Variant(0, 1.0), Variant(1, 0.5), Variant(2, 1.5))
+
+
+class AdapterConformance:
+    """Inherit this, fill in the zoo, write `job`, `reference` and `left`."""
+
+    models: Sequence[str] = ()
+    optimizers: Sequence[str] = ()
+    schedulers: Sequence[str] = ()
+    random_models: Sequence[str] = ()
+    """Models with random layers: compared with the job alone, not with the plain loop."""
+    fuses: Sequence[str] = ()
+    """The models that fuse: one that leaves this list, or joins it unsaid, fails a test."""
+    device: str = "cpu"
+
+    @abstractmethod
+    def job(self, model: str, optimizer: str, scheduler: str, variant: Variant, double: bool = True) -> Job:
+        """A job of the zoo, in float64 or float32. Equal arguments give equal data objects."""
+
+    @abstractmethod
+    def reference(self, job: Job) -> Reference:
+        """A plain hand-written loop over `carpool.batch_order`, with none of carpool's own steps."""
+
+    @abstractmethod
+    def left(self, result: Result) -> Reference:
+        """What carpool left in the user's objects, in the same form."""
+
+    # How tests get their cases
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        cases = self._cases(metafunc.function.__name__)
+        names = [name for name in ("model", "optimizer", "scheduler") if name in metafunc.fixturenames]
+        if cases and names:
+            rows = list(dict.fromkeys(tuple(case[name] for name in names) for case in cases))
+            metafunc.parametrize(names, rows, ids=["-".join(row) for row in rows])
+
+    def _cases(self, test: str) -> list[dict[str, str]]:
+        plain = [model for model in self.models if model not in self.random_models]
+        axes = {"model": plain, "optimizer": list(self.optimizers), "scheduler": list(self.schedulers)}
+        if "pairwise" in test:
+            return pairwise(axes)
+        if "full_cross" in test:
+            return [dict(zip(axes, row, strict=True)) for row in product(*axes.values())]
+        if "random" in test:
+            return [
+                {"model": m, "optimizer": self.optimizers[0], "scheduler": self.schedulers[0]}
+                for m in self.random_models
+            ]
+        if "every_optimizer" in test:
+            return [
+                {"model": plain[0], "optimizer": o, "scheduler": self.schedulers[0]} for o in self.optimizers
+            ]
+        everything = [*plain, *self.random_models] if "any_model" in test else plain
+        return [
+            {"model": m, "optimizer": self.optimizers[-1], "scheduler": self.schedulers[0]}
+            for m in everything
+        ]
+
+    # What is held against what
+
+    def run(self, jobs: Sequence[Job], **options: Any) -> Results:
+        settings = {"device": self.device, "reporters": [], "compile": False, **options}
+        results = carpool.train(jobs, **settings)
+        for result in results:
+            if result.error is not None:
+                raise result.error
+        return results
+
+    def jobs(
+        self, model: str, optimizer: str, scheduler: str, double: bool = True, **changes: Any
+    ) -> list[Job]:
+        """Three members that differ in seed and learning rate."""
+        return [
+            self.job(model, optimizer, scheduler, _changed(variant, changes), double) for variant in VARIANTS
+        ]
+
+    def strategy(self, model: str) -> str:
+        return "fused" if model in self.fuses else "auto"
+
+    def assert_like_reference(self, jobs: Sequence[Job], results: Results, double: bool = True) -> None:
+        for job, result in zip(jobs, results, strict=True):
+            assert_close(self.left(result), self.reference(job), double)
+            assert result.outcome is Outcome.COMPLETED
+
+    # The promise
+
+    def test_equals_the_plain_loop_pairwise(self, model: str, optimizer: str, scheduler: str) -> None:
+        jobs = self.jobs(model, optimizer, scheduler)
+        self.assert_like_reference(jobs, self.run(jobs, strategy=self.strategy(model)))
+
+    @pytest.mark.slow
+    def test_equals_the_plain_loop_full_cross(self, model: str, optimizer: str, scheduler: str) -> None:
+        jobs = self.jobs(model, optimizer, scheduler, epochs=25)
+        self.assert_like_reference(jobs, self.run(jobs, strategy=self.strategy(model)))
+
+    def test_equals_the_plain_loop_in_single_precision(self, model: str) -> None:
+        jobs = self.jobs(model, self.optimizers[0], self.schedulers[0], double=False, epochs=25)
+        self.assert_like_reference(jobs, self.run(jobs), double=False)
+
+    def test_equals_the_plain_loop_in_turn(self, model: str) -> None:
+        jobs = self.jobs(model, self.optimizers[-1], self.schedulers[-1])
+        self.assert_like_reference(jobs, self.run(jobs, strategy="in_turn"))
+
+    def test_fuses_what_the_list_says_any_model(self, model: str) -> None:
+        plan = carpool.plan(self.jobs(model, self.optimizers[0], self.schedulers[0]), device=self.device)
+        strategies = {group.strategy for group in plan.groups}
+        assert strategies == ({"fused"} if model in self.fuses else {"in_turn"}), plan.explain()
+
+    def test_random_layers_equal_the_job_alone(self, model: str) -> None:
+        together = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0]), strategy="fused")
+        alone = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0]), strategy="in_turn")
+        for one, other in zip(together, alone, strict=True):
+            assert_close(self.left(one), self.left(other), double=True)
+
+    def test_clipping_equals_the_plain_loop_every_optimizer(self, optimizer: str) -> None:
+        jobs = [
+            self.job(
+                self.models[0],
+                optimizer,
+                self.schedulers[0],
+                _changed(variant, {"options": {"clip_norm": norm}}),
+            )
+            for variant, norm in zip(VARIANTS, (0.05, 0.5, 5.0), strict=True)
+        ]
+        self.assert_like_reference(jobs, self.run(jobs, strategy="fused"))
+
+    # Neighbours
+
+    def test_order_does_not_matter_any_model(self, model: str) -> None:
+        forward = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0]))
+        backward = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0])[::-1])
+        for one, other in zip(forward, list(backward)[::-1], strict=True):
+            assert_close(self.left(one), self.left(other), double=True)
+
+    def test_a_neighbour_that_leaves_changes_no_bit_any_model(self, model: str) -> None:
+        if model not in self.fuses:
+            return
+        stays = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0]), strategy="fused")
+        changed = self.jobs(model, self.optimizers[0], self.schedulers[0])
+        changed[1] = self.job(model, self.optimizers[0], self.schedulers[0], Variant(1, 0.5, epochs=3))
+        leaves = self.run(changed, strategy="fused")
+        for place in (0, 2):
+            assert_identical(self.left(stays[place]), self.left(leaves[place]))
+
+    def test_a_neighbour_that_diverges_changes_no_bit(self, model: str) -> None:
+        if model not in self.fuses:
+            return
+        optimizer = self.optimizers[0]
+        sound = self.run(self.jobs(model, optimizer, self.schedulers[0]), strategy="fused")
+        changed = self.jobs(model, optimizer, self.schedulers[0])
+        changed[1] = self.job(model, optimizer, self.schedulers[0], Variant(1, float("inf")))
+        broken = carpool.train(changed, device=self.device, reporters=[], compile=False, strategy="fused")
+        assert broken[1].outcome is Outcome.DIVERGED
+        for place in (0, 2):
+            assert_identical(self.left(sound[place]), self.left(broken[place]))
+
+    # Going on
+
+    def test_a_live_model_goes_on_where_it_was_every_optimizer(self, optimizer: str) -> None:
+        """Two calls of six epochs on one set of objects equal two plain loops over them."""
+        jobs = self.jobs(self.models[0], optimizer, self.schedulers[0], epochs=6)
+        first = self.run(jobs, strategy="fused")
+        again = [self.continued(job, result) for job, result in zip(jobs, first, strict=True)]
+        expected = [self.reference_continued(job) for job in jobs]
+        for result, reference in zip(self.run(again, strategy="fused"), expected, strict=True):
+            assert_close(self.left(result), reference, double=True)
+
+    @abstractmethod
+    def continued(self, job: Job, result: Result) -> Job:
+        """The same job on the live objects of its result."""
+
+    @abstractmethod
+    def reference_continued(self, job: Job) -> Reference:
+        """The plain loop run twice over one set of objects."""
+
+
+def _changed(variant: Variant, changes: Mapping[str, Any]) -> Variant:
+    return Variant(**{"seed": variant.seed, "scale": variant.scale, **changes})
+
+
+def assert_close(got: Reference, expected: Reference, double: bool) -> None:
+    """Within the tolerances of the promise."""
+    assert list(got.weights) == list(expected.weights)
+    for name, value in expected.weights.items():
+        largest = max(1e-3, float(np.abs(value).max(initial=0.0)))
+        allowed = DOUBLE if double else SINGLE * largest
+        np.testing.assert_allclose(got.weights[name], value, rtol=0, atol=allowed, err_msg=name)
+    np.testing.assert_allclose(got.history, expected.history, rtol=1e-9 if double else SINGLE, atol=1e-12)
+    np.testing.assert_allclose(got.rates, expected.rates, rtol=1e-12)
+    if double:
+        _assert_slots(got.slots, expected.slots)
+
+
+def _assert_slots(
+    got: Mapping[str, Mapping[str, np.ndarray]], expected: Mapping[str, Mapping[str, np.ndarray]]
+) -> None:
+    assert set(got) == set(expected)
+    for name, slots in expected.items():
+        assert set(got[name]) == set(slots), name
+        for slot, value in slots.items():
+            np.testing.assert_allclose(got[name][slot], value, rtol=1e-7, atol=1e-9, err_msg=f"{name}.{slot}")
+
+
+def assert_identical(got: Reference, expected: Reference) -> None:
+    """Every bit the same."""
+    for name, value in expected.weights.items():
+        np.testing.assert_array_equal(got.weights[name], value, err_msg=name)
+    assert list(got.history) == list(expected.history)

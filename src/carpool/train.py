@@ -1,0 +1,176 @@
+"""The entry: describe, plan, drive, collect."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from carpool import adapters
+from carpool import reporters as reporting
+from carpool.adapters.base import Adapter
+from carpool.errors import CarpoolError, Interrupted, OptionError, sentence
+from carpool.events import Emit, Event, RunEnded, RunStarted
+from carpool.executors.in_turn import Orders, Run
+from carpool.executors.interrupt import Pause
+from carpool.job import Job, named
+from carpool.memory import device as devices
+from carpool.planning.choose import check_strategy
+from carpool.planning.plan import Plan, make_plan
+from carpool.planning.spec import ModelSpec
+from carpool.result import Outcome, Result, Results
+
+Reporters = str | Sequence[Callable[[Event], None]]
+
+
+def train(
+    jobs: Iterable[Job],
+    *,
+    device: str = "auto",
+    strategy: str = "auto",
+    verify: bool = False,
+    on_error: str = "collect",
+    reporters: Reporters = "auto",
+    compile: str | bool = "auto",
+) -> Results:
+    """Trains all jobs, together where that is possible, each as if it were alone.
+
+    The models and optimizers you passed hold the trained state afterwards. `verify=True` goes on comparing a sample of
+    every fused group with solo steps. `compile` says whether fused steps are compiled: "auto" when it pays.
+
+    >>> import torch, carpool
+    >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
+    >>> def job(lr):
+    ...     return carpool.Job(lambda: torch.nn.Linear(4, 1), (x, y), loss=torch.nn.functional.mse_loss,
+    ...                        optimizer=lambda p: torch.optim.SGD(p, lr=lr), epochs=2)
+    >>> results = carpool.train(carpool.grid(job, lr=[0.1, 0.01]), device="cpu", reporters=[])
+    >>> [result.outcome.word for result in results]
+    ['completed', 'completed']
+    """
+    _check_options(on_error, compile)
+    started = time.perf_counter()
+    prepared = _prepare(jobs, device, strategy, compile)
+    with _Reporting(reporters) as emit, Pause() as pause:
+        orders = Orders(prepared.plan.device, strategy, verify, on_error)
+        run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit)
+        emit(RunStarted(prepared.plan, prepared.plan.device, sum(s.course.steps for s in prepared.specs)))
+        try:
+            run.groups(pause)
+        except KeyboardInterrupt:
+            raise Interrupted(prepared.results(run, time.perf_counter() - started)) from None
+        seconds = time.perf_counter() - started
+        emit(RunEnded(seconds))
+    results = prepared.results(run, seconds)
+    _raise_if_all_failed(results)
+    return results
+
+
+def plan(jobs: Iterable[Job], *, device: str = "auto", strategy: str = "auto") -> Plan:
+    """What `train` would do with these jobs, and why. Runs no step.
+
+    >>> import torch, carpool
+    >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
+    >>> job = carpool.Job(torch.nn.Linear(4, 1), (x, y), loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD)
+    >>> print(carpool.plan([job], device="cpu").groups[0].reason)
+    no other job has its structure
+    """
+    return _prepare(jobs, device, strategy, "auto").plan
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Jobs described and planned."""
+
+    jobs: dict[str, Job]
+    adapters: dict[str, Adapter]
+    specs: tuple[ModelSpec, ...]
+    plan: Plan
+
+    def results(self, run: Run, seconds: float) -> Results:
+        """The results in the order of the jobs; a job the run never reached was interrupted."""
+        return Results([run.results.get(name) or self._unreached(name) for name in self.jobs], seconds)
+
+    def _unreached(self, name: str) -> Result:
+        return Result(name, Outcome.INTERRUPTED, dict(self.jobs[name].config or {}))
+
+
+def _prepare(jobs: Iterable[Job], device: str, strategy: str, compile: str | bool) -> _Prepared:
+    check_strategy(strategy)
+    by_name = {str(job.name): job for job in named(jobs)}
+    loaded: dict[str, Adapter] = {}
+    specs: list[ModelSpec] = []
+    rejected: dict[str, BaseException] = {}
+    for name, job in by_name.items():
+        adapter = _adapter(job, loaded, compile)
+        adapter.device(device)
+        try:
+            specs.append(adapter.describe(job))
+        except CarpoolError:
+            raise
+        except Exception as error:  # the user's own factory or data raised: that job's failure, not the run's
+            rejected[name] = error
+
+    def refusal(members: Sequence[ModelSpec]) -> str | None:
+        fuser = loaded[members[0].adapter].fuser
+        if fuser is None:
+            return f"the {members[0].adapter} adapter cannot stack models"
+        return fuser.refusal([by_name[spec.name] for spec in members]) if strategy != "in_turn" else None
+
+    where = next(iter(loaded.values())).device(device)
+    free = devices.read(where).free_bytes
+    made = make_plan(specs, refusal, device=where, free_bytes=free, strategy=strategy, rejected=rejected)
+    return _Prepared(by_name, loaded, tuple(specs), made)
+
+
+def _adapter(job: Job, loaded: dict[str, Adapter], compile: str | bool) -> Adapter:
+    is_factory = isinstance(job.model, str) or (callable(job.model) and not _is_model(job.model))
+    kind = adapters.for_factory() if is_factory else adapters.claiming(job.model)
+    return loaded.setdefault(kind.name, kind(compile))
+
+
+def _is_model(model: Any) -> bool:
+    try:
+        adapters.claiming(model)
+    except CarpoolError:
+        return False
+    return True
+
+
+def _check_options(on_error: str, compile: str | bool) -> None:
+    if on_error not in ("collect", "raise"):
+        raise OptionError(sentence('on_error="collect" or "raise"', repr(on_error), "pass one of the two"))
+    if compile not in ("auto", True, False):
+        raise OptionError(sentence('compile="auto", True or False', repr(compile), "pass one of the three"))
+
+
+def _raise_if_all_failed(results: Results) -> None:
+    errors = [result.error for result in results]
+    if errors and all(error is not None for error in errors):
+        assert errors[0] is not None
+        raise errors[0]
+
+
+class _Reporting:
+    """The reporters of a run: every event to each; whatever happens, those that can be closed are."""
+
+    def __init__(self, reporters: Reporters) -> None:
+        if isinstance(reporters, str) and reporters != "auto":
+            raise OptionError(
+                sentence(
+                    'reporters="auto" or a list of functions', repr(reporters), "pass reporters=[] for none"
+                )
+            )
+        self._reporters = reporting.default() if isinstance(reporters, str) else list(reporters)
+
+    def __enter__(self) -> Emit:
+        return self._emit
+
+    def _emit(self, event: Event) -> None:
+        for reporter in self._reporters:
+            reporter(event)
+
+    def __exit__(self, *_: object) -> None:
+        for reporter in self._reporters:
+            if (close := getattr(reporter, "close", None)) is not None:
+                close()

@@ -1,0 +1,15 @@
+"""The torch adapter keeps the promise, over its zoo."""
+
+import pytest
+from zoo import TorchZoo
+
+from carpool.testing import AdapterConformance
+
+
+class TestTorch(TorchZoo, AdapterConformance):
+    pass
+
+
+@pytest.mark.gpu
+class TestTorchOnTheGpu(TorchZoo, AdapterConformance):
+    device = "cuda"
