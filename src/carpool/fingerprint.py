@@ -12,7 +12,7 @@ import functools
 import sys
 import types
 import weakref
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -31,6 +31,7 @@ LARGEST_DIGEST_BYTES = 16 * 2**20
 _LARGEST_WALK = 10_000  # an attribute that reaches a trainer or a whole application is compared by identity
 _BY_VALUE = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
 _BY_REPR = frozenset({float, complex, range})  # repr tells 0.0 from -0.0 and makes NaN equal to NaN
+_NamedField = type(vars(namedtuple("_NamedTuple", "a"))["a"])  # what reads a field of a namedtuple
 _HEAP_TYPE, _MANAGED_DICT = 1 << 9, 1 << 4  # bits of type.__flags__
 _POINTER_BYTES = tuple.__itemsize__
 _NOT_BEHAVIOUR = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl"})
@@ -420,6 +421,7 @@ _HANDLERS: dict[Any, Callable[[Walk, Any], Hashable]] = {
     staticmethod: _built_of("staticmethod", "__func__"),
     classmethod: _built_of("classmethod", "__func__"),
     types.MemberDescriptorType: _slot,
+    _NamedField: lambda _, value: Made("field", value.__reduce__()[1]),
     types.ModuleType: _built_of("module", "__name__"),
     types.GenericAlias: _built_of("alias", "__origin__", "__args__"),
     types.UnionType: _built_of("union", "__args__"),

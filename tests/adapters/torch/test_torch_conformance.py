@@ -7,7 +7,7 @@ from carpool.testing import AdapterConformance
 
 
 class TestTorch(TorchZoo, AdapterConformance):
-    pass
+    """On the CPU."""
 
 
 @pytest.mark.gpu

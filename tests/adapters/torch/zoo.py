@@ -109,7 +109,7 @@ class Noisy(nn.Module):
 
     def forward(self, x):
         h = torch.relu(self.a(x))
-        h = h + 0.1 * torch.randn_like(h) + 0.05 * torch.rand(10, dtype=h.dtype)
+        h = h + 0.1 * torch.randn_like(h) + 0.05 * torch.rand(10, dtype=h.dtype, device=h.device)
         return self.b(h * torch.bernoulli(torch.full_like(h, 0.8)))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +15,13 @@ from carpool.adapters.base import Check, FusedSession, JobState, MetricRow, Prep
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.absorb import restore_into
 from carpool.adapters.torch.check import Case, compare, solo_step, try_step
-from carpool.adapters.torch.hypers import Hypers, columns
+from carpool.adapters.torch.clock import Clock
+from carpool.adapters.torch.hypers import Ahead, Hypers, columns
 from carpool.adapters.torch.program import Program, compile_guess_s
 from carpool.adapters.torch.stacked import Recipe, evaluate_step, train_step
 from carpool.adapters.torch.store import Pool, Store, shuffled
 from carpool.job import Job
-from carpool.planning.cursor import Chunk, launches
+from carpool.planning.cursor import Chunk, Cursor, launches
 from carpool.planning.widths import worth_compiling
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class StackedSession(FusedSession):
         self._programs: dict[tuple[str, int], Program] = {}
         self._best: Tensors = {}
         self._epochs = [-1] * width
+        self._dead: set[int] = set()
         self._launch_s = 0.0
         self._tensors = self._allocated(known)
         self._validation = self._validation_tensors()
@@ -88,8 +90,10 @@ class StackedSession(FusedSession):
 
     def _fill(self, rows: Sequence[int], states: Sequence[JobState]) -> None:
         stack.write_rows(self._layout, self._tensors, rows, states)
+        seeds = torch.tensor([self._member(row).built.seed for row in rows], device=self._device)
+        self._tensors["seeds"][torch.tensor(list(rows), device=self._device)] = seeds
+        self._dead -= set(rows)
         for row, state in zip(rows, states, strict=True):
-            self._tensors["seeds"][row] = self._member(row).built.seed
             self._base[row] = stack.updates_done(self._layout, state) - state.cursor.step
             self._epochs[row] = -1
 
@@ -101,24 +105,21 @@ class StackedSession(FusedSession):
     # Training
 
     def advance(self, chunk: Chunk) -> Ticket:
-        errors = self._feed(chunk, ahead=True)
-        if errors:
-            raise StepFailure(self._ticket(_shorter(chunk, 0)), errors)
+        ahead = self._hypers.ahead(chunk.rows, chunk.steps)
+        self._feed(chunk, ahead.numbers, chunk.steps)
+        if ahead.errors:
+            raise StepFailure(self._ticket(_shorter(chunk, 0), ahead), ahead.errors)
         program = self._train_program(chunk.size)
-        started = time.perf_counter()
+        clock = Clock(self._device)
         try:
             program.run(chunk.steps)
         except Exception as error:
-            raise self._failure(chunk, error) from error
-        if not self._device.startswith("cuda"):
-            self._launch_s = (time.perf_counter() - started) / chunk.steps
-        return self._ticket(chunk)
+            raise self._failure(chunk, ahead, error) from error
+        return self._ticket(chunk, ahead, clock.stop())
 
-    def _feed(self, chunk: Chunk, ahead: bool) -> dict[int, BaseException]:
-        """Tells the device what the chunk is; the errors of schedulers that could not be stepped, by row."""
+    def _feed(self, chunk: Chunk, numbers: np.ndarray, steps: int) -> None:
+        """Tells the device what the chunk is."""
         self._shuffle(chunk)
-        steps = chunk.steps if ahead else 1
-        numbers, errors = self._hypers.ahead(chunk.rows, steps) if ahead else (self._hypers.now(), {})
         index = torch.tensor(chunk.rows, device=self._device)
         feed = self._tensors
         feed["active"].zero_()
@@ -135,7 +136,6 @@ class StackedSession(FusedSession):
             feed["clip"].copy_(self._hypers.clip())
         for name in ("k", "sums", "taken"):
             feed[name].zero_()
-        return errors
 
     def _shuffle(self, chunk: Chunk) -> None:
         """Lays out the order of the epoch for the rows that start one."""
@@ -157,66 +157,67 @@ class StackedSession(FusedSession):
                 places = shuffled(places, self._tensors["seeds"][rows], epochs)
             self._tensors["order"][rows, :length] = places
 
-    def _ticket(self, chunk: Chunk) -> Ticket:
+    def _ticket(self, chunk: Chunk, ahead: Ahead, clock: Clock | None = None) -> Ticket:
         shown = torch.cat(
             [self._tensors[n].to(torch.float64).view(self.width, -1) for n in ("sums", "taken", "alive")], 1
         )
-        return Ticket(chunk, shown)
+        return Ticket(chunk, (shown, ahead, clock))
 
     def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
-        shown: np.ndarray = ticket.payload.cpu().numpy()
+        device_shown, ahead, clock = ticket.payload
+        shown: np.ndarray = device_shown.cpu().numpy()
+        if clock is not None:
+            self._launch_s = clock.seconds() / ticket.chunk.steps
         rows = []
         for row in ticket.chunk.rows:
             steps, alive = int(shown[row, -2]), bool(shown[row, -1])
-            if not alive:
-                self._hypers.rewind(row, steps)
+            if not alive and row not in self._dead:
+                self._dead.add(row)
+                self._hypers.rewind(row, steps, ahead)
             sums = dict(zip(self._recipe.values, shown[row].tolist(), strict=False))
             rows.append(MetricRow(row, steps, steps * ticket.chunk.size, sums, not alive))
         return tuple(rows)
 
-    def _failure(self, chunk: Chunk, error: Exception) -> StepFailure | Exception:
+    def _failure(self, chunk: Chunk, ahead: Ahead, error: Exception) -> StepFailure | Exception:
         """Which rows raised in the step that failed: each is tried alone. A failure nobody owns is the group's."""
         done = int(self._tensors["k"])
-        errors = {
-            row: e
-            for row in chunk.rows
-            if (e := try_step(self._recipe, self._case(row, chunk, done))) is not None
-        }
+        errors: dict[int, BaseException] = {}
+        for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
+            now = replace(cursor, batch=cursor.batch + done, step=cursor.step + done)
+            if (own := try_step(self._recipe, self._case(row, now, chunk.size))) is not None:
+                errors[row] = own
         if not errors:
             return error
         for row in chunk.rows:
-            self._hypers.rewind(row, done)
-        return StepFailure(self._ticket(_shorter(chunk, done)), errors)
+            self._hypers.rewind(row, done, ahead)
+        return StepFailure(self._ticket(_shorter(chunk, done), ahead), errors)
 
-    def _case(self, row: int, chunk: Chunk, step: int) -> Case:
+    def _case(self, row: int, cursor: Cursor, size: int) -> Case:
         """One row's step alone: its own model, its tensors and its batch."""
-        start = int(self._tensors["start"][row]) + step * chunk.size
-        index = self._tensors["order"][row, start : start + chunk.size].to(torch.int64)
-        data = [t[index] for name, t in self._tensors.items() if name.startswith("data:")]
-        known = self._member(row)
-        counts = self._base[row] + int(self._tensors["steps"][row])
-        return Case(
-            known.built,
-            {n: t[row].clone() for n, t in self._tensors.items() if stack.is_state(n)},
-            data,
-            counts,
-        )
+        start = cursor.batch * self._first.course.batch_size
+        index = self._tensors["order"][row, start : start + size].to(torch.int64)
+        data = [tensor[index] for name, tensor in self._tensors.items() if name.startswith("data:")]
+        own = {name: tensor[row].clone() for name, tensor in self._tensors.items() if stack.is_state(name)}
+        return Case(self._member(row).built, own, data, self._base[row] + cursor.step, cursor.step)
 
     def _train_program(self, size: int) -> Program:
-        course = self._first.course
-        total = launches([m.course for m in self._known if m]).by_size.get(size, 0) if course.steps else 0
-        return self._program("train", size, total, lambda: train_step(self._recipe, size), self._tensors)
+        return self._program("train", size, lambda: train_step(self._recipe, size), self._tensors)
 
-    def _program(
-        self, kind: str, size: int, total: int, make: Callable[[], Any], tensors: Tensors
-    ) -> Program:
+    def _program(self, kind: str, size: int, make: Callable[[], Any], tensors: Tensors) -> Program:
         if (kind, size) not in self._programs:
             program = Program(make(), tensors, (kind, self._first.signature, size))
-            if self._should_compile(program, total):
+            if self._should_compile(program, self._launches_left(kind, size)):
                 program.compile()
             self._programs[kind, size] = program
             self._prepared(size, self.width, program.compiled, program.prepare_s)
         return self._programs[kind, size]
+
+    def _launches_left(self, kind: str, size: int) -> int:
+        courses = [member.course for member in self._known if member]
+        if kind == "train":
+            return launches(courses).by_size.get(size, 0)
+        longest = max(self._validation_length(row) for row, member in enumerate(self._known) if member)
+        return max(course.epochs for course in courses) * max(1, longest // size if size else 0)
 
     def _should_compile(self, program: Program, total: int) -> bool:
         if self._compile != "auto":
@@ -256,10 +257,9 @@ class StackedSession(FusedSession):
         feed["active"][torch.tensor(list(rows), device=self._device)] = True
         feed["start"].fill_(start)
         feed["k"].zero_()
-        shared = len(feed["order"]) < self.width or self.width == 1
-        total = steps * self._first.course.epochs
-        make = lambda: evaluate_step(self._recipe, size, shared)  # noqa: E731
-        self._program(f"evaluate{'-shared' if shared else ''}", size, total, make, feed).run(steps)
+        shared = len(feed["order"]) == 1
+        kind = "evaluate shared" if shared else "evaluate"
+        self._program(kind, size, lambda: evaluate_step(self._recipe, size, shared), feed).run(steps)
 
     def end_epoch(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
         self._hypers.end_epoch(metrics)
@@ -286,8 +286,9 @@ class StackedSession(FusedSession):
     # Checking
 
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
-        self._feed(chunk, ahead=False)
-        cases = {row: self._case(row, chunk, 0) for row in rows}
+        self._feed(chunk, self._hypers.now(), steps=1)
+        cursors = dict(zip(chunk.rows, chunk.cursors, strict=True))
+        cases = {row: self._case(row, cursors[row], chunk.size) for row in rows}
         before = {
             name: self._tensors[name].clone()
             for name in self._tensors
@@ -301,7 +302,7 @@ class StackedSession(FusedSession):
             except Exception as error:
                 errors[row] = error
         if errors:
-            raise StepFailure(self._ticket(_shorter(chunk, 0)), errors)
+            raise StepFailure(self._ticket(_shorter(chunk, 0), Ahead(self._hypers.now())), errors)
         self._train_program(chunk.size).run(1)
         together = {name: tensor.clone() for name, tensor in self._tensors.items()}
         for name, tensor in before.items():
@@ -372,6 +373,7 @@ class StackedSession(FusedSession):
         )
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
         self.width = width
+        self._dead = {moved[row] for row in self._dead if row in moved}
         self._programs = {}
         self._validation = self._validation_tensors()
         return moved

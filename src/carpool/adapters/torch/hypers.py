@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,15 @@ from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.layout import Layout
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """A chunk's numbers, [steps or 1, members, groups, hypers], and how its schedulers stood before."""
+
+    numbers: np.ndarray
+    before: Mapping[int, Any] = field(default_factory=dict)
+    errors: Mapping[int, BaseException] = field(default_factory=dict)
+
+
 class Hypers:
     """The members' hyper-parameters as numbers: [members, groups, hypers], read anew only when something stepped."""
 
@@ -24,7 +34,6 @@ class Hypers:
         shape = (len(members), len(layout.spans), len(layout.update.hypers))
         self._now = np.zeros(shape)
         self._clip = np.full(len(members), np.inf)
-        self._snapshots: dict[int, Any] = {}
         for row in range(len(members)):
             self.read(row)
 
@@ -48,15 +57,15 @@ class Hypers:
         """The numbers of the next step: [1, members, groups, hypers]."""
         return self._now[None].copy()
 
-    def ahead(self, rows: Sequence[int], steps: int) -> tuple[np.ndarray, dict[int, BaseException]]:
+    def ahead(self, rows: Sequence[int], steps: int) -> Ahead:
         """The numbers of the next steps. Schedulers that step by batch are stepped, for real, as they are read.
 
         One that raises (OneCycleLR past its total) is its own row's failure.
         """
         timed = [row for row in rows if self._steps_by_batch(row)]
-        self._snapshots = {row: self._snapshot(row) for row in timed}
         if not timed:
-            return self.now(), {}
+            return Ahead(self.now())
+        before = {row: self._snapshot(row) for row in timed}
         errors: dict[int, BaseException] = {}
         table = np.repeat(self._now[None], steps, axis=0)
         for row in timed:
@@ -65,18 +74,19 @@ class Hypers:
             except Exception as error:
                 errors[row] = error
             self.read(row)
+        made = Ahead(table, before, errors)
         if errors:
             for row in timed:
-                self.rewind(row, 0)
-        return table, errors
+                self.rewind(row, 0, made)
+        return made
 
-    def rewind(self, row: int, steps: int) -> None:
-        """The row took only so many of the steps that `ahead` prepared: its scheduler goes back to that."""
-        if row not in self._snapshots:
+    def rewind(self, row: int, steps: int, ahead: Ahead) -> None:
+        """The row took only so many of the steps that were prepared: its scheduler goes back to that."""
+        if row not in ahead.before:
             return
         built = self._members[row]
         assert built is not None
-        groups, scheduler = self._snapshots.pop(row)
+        groups, scheduler = ahead.before[row]
         restore_groups(built, groups)
         assert built.timer is not None
         built.timer.scheduler.load_state_dict(scheduler)

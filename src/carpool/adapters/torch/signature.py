@@ -33,8 +33,8 @@ def model_signature(model: nn.Module) -> Signature:
     >>> dict(model_signature(nn.Linear(2, 3)))["weight"]
     (3, 2) float32
     """
-    taken = {**model._modules, **model._parameters, **model._buffers}
-    root = "the model" if "model" in taken else "model"
+    taken = "model" in model._modules or "model" in model._parameters or "model" in model._buffers
+    root = "the model" if taken else "model"
     return _Scope().described(model, _Names(root, ""), contents=False)
 
 
@@ -165,17 +165,17 @@ class _Scope:
         )  # all names are given before the first attribute is looked at
         entries = _Entries()
         for path, module in visits:
-            if isinstance(module, Note):
-                entries.add(names.of(path), module)
-            else:
+            if isinstance(module, nn.Module):
                 self._add_module(entries, path, module, names, contents)
+            else:
+                entries.add(names.of(path), module)
         for path, module in visits:
-            if not isinstance(module, Note):
+            if isinstance(module, nn.Module):
                 _add_order(entries, names.of(path), module)
         return entries.listed()
 
-    def _visits(self, root: nn.Module, names: _Names) -> Iterator[tuple[str, nn.Module | Note]]:
-        """Every place in the tree, parents first: a module where it is first met, a note in other places."""
+    def _visits(self, root: nn.Module, names: _Names) -> Iterator[tuple[str, nn.Module | Note | Identity]]:
+        """Every place in the tree, parents first: a module where it is first met, what to say in other places."""
         waiting: list[tuple[str, nn.Module | None]] = [("", root)]
         while waiting:
             path, module = waiting.pop()
@@ -183,6 +183,8 @@ class _Scope:
                 yield path, Note("None")
             elif id(module) in self.modules:
                 yield path, Note(f"the module {self.modules[id(module)]!r}")
+            elif isinstance(module, torch.jit.ScriptModule):
+                yield path, Identity(module)  # its code and state live in C++
             else:
                 self._name(path, module, names)
                 yield path, module

@@ -138,38 +138,44 @@ class TorchAdapter(Adapter):
 
 
 def job_signature(built: Built) -> Signature:
-    """What must be equal for two jobs to be stacked: model, objective, optimizer's arithmetic, shapes of data."""
+    """What must be equal for two jobs to be stacked: model, objective, optimizer's arithmetic, shapes of data.
+
+    The job's own labels end in "=", so that no module of the model can have one of them.
+    """
     job = built.job
     entries: list[tuple[str, Hashable]] = list(model_signature(built.model))
-    for label, function in (("loss", job.loss), ("step", job.step)):
+    for label, function in (("loss=", job.loss), ("step=", job.step)):
         if function is not None:
             entries += callable_signature(label, function)
     for name, metric in (job.metrics or {}).items():
-        entries += callable_signature(f"metrics.{name}", metric)
+        entries += callable_signature(f"metrics.{name}=", metric)
     entries += _optimizer_signature(built)
     entries += _data_signature("data", built.data)
     if built.validation is not None:
         entries += _data_signature("validation_data", built.validation)
-    entries += [("batch_size", job.batch_size), ("clip_norm", "set" if job.clip_norm is not None else "none")]
+    entries += [
+        ("batch_size=", job.batch_size),
+        ("clip_norm=", "set" if job.clip_norm is not None else "none"),
+    ]
     return tuple(entries)
 
 
 def _optimizer_signature(built: Built) -> list[tuple[str, Hashable]]:
     names = {id(parameter): name for name, parameter in built.model.named_parameters()}
     kind = type(built.optimizer)
-    entries: list[tuple[str, Hashable]] = [("optimizer", f"{kind.__module__}.{kind.__qualname__}")]
+    entries: list[tuple[str, Hashable]] = [("optimizer=", f"{kind.__module__}.{kind.__qualname__}")]
     update = UPDATES.get(kind)
     for number, group in enumerate(built.optimizer.param_groups):
-        label = f"optimizer.groups[{number}]"
+        label = f"optimizer.groups[{number}]="
         entries.append((label, tuple(names[id(p)] for p in group["params"])))
         if update is not None:
-            entries += [(f"{label}.{option}", value) for option, value in update.structure(group)]
+            entries += [(f"{label}{option}", value) for option, value in update.structure(group)]
     return entries
 
 
 def _data_signature(word: str, arrays: Arrays) -> list[tuple[str, Hashable]]:
-    shapes = [(f"{word}[{i}]", (tuple(t.shape[1:]), str(t.dtype))) for i, t in enumerate(arrays.tensors)]
-    return [(f"{word} nest", str(arrays.nest)), *shapes]
+    shapes = [(f"{word}[{i}]=", (tuple(t.shape[1:]), str(t.dtype))) for i, t in enumerate(arrays.tensors)]
+    return [(f"{word}=", str(arrays.nest)), *shapes]
 
 
 def _state_bytes(built: Built) -> int:
