@@ -24,15 +24,20 @@ def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[An
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # wrap modulo 2**64: only bits are read
-        c0, c1, c2, c3 = (
-            ((p1 >> 32) & _MASK) ^ c1 ^ k0,
-            p1 & _MASK,
-            ((p0 >> 32) & _MASK) ^ c3 ^ k1,
-            p0 & _MASK,
-        )
+        (h0, l0), (h1, l1) = _product(c0, _MULTIPLIERS[0]), _product(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
         k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
     return c0, c1, c2, c3
+
+
+def _product(word: Any, multiplier: int) -> tuple[Any, Any]:
+    """High and low half of a 32 by 32 bit product, in two parts that stay below 2**49.
+
+    The whole product would wrap a signed 64-bit integer, which C++ leaves undefined: compiled for a CPU, a scalar
+    operand gave other bits than eager (tests/kernels/test_keyed_random.py).
+    """
+    low, high = word * (multiplier & 0xFFFF), word * (multiplier >> 16)
+    return (high + (low >> 16)) >> 16, (low + ((high & 0xFFFF) << 16)) & _MASK
 
 
 def signed_seed(seed: int) -> int:

@@ -19,7 +19,9 @@ from carpool.planning.widths import repacked
 from carpool.result import Outcome
 from carpool.stopping import Patience
 
-FIRST_CHECKED = 256  # members checked at the first step; a wider group checks so many spread over it: 3 ms each on a GPU
+FIRST_CHECKED = (
+    256  # members checked at the first step; a wider group checks so many spread over it: 3 ms each on a GPU
+)
 _SAMPLE_ROWS = 4  # members that verify=True checks at the start of each epoch
 
 
@@ -94,6 +96,8 @@ class Driver:
         while chunk := cut(self._courses(), self._cursors(), MAX_CHUNK_STEPS):
             if verify and any(cursor.batch == 0 and cursor.epoch > 0 for cursor in chunk.cursors):
                 self._check(chunk, _sample(chunk))
+                if not self._members.keys() >= set(chunk.rows):
+                    continue  # a row ended in the check: cut anew without it
             self._advance(chunk)
             yield
         self._settle()
@@ -196,20 +200,25 @@ class Driver:
     def _end(self, rows: Sequence[int], outcome: Outcome) -> None:
         if not rows:
             return
-        states = (
-            self._session.leave(rows)
-            if isinstance(self._session, FusedSession)
-            else self._session.state(rows)
-        )
-        for row, state in zip(rows, states, strict=True):
+        for row, state in zip(rows, self._left(rows), strict=True):
             member = self._members.pop(row)
             self._finish(member, outcome, replace(state, cursor=member.cursor))
 
     def _fail(self, errors: Mapping[int, BaseException]) -> None:
         for row, error in errors.items():
-            state = self._session.state([row])[0]
+            if row not in self._members:
+                continue  # it diverged in the chunk in which it raised, and has ended
+            state = self._left([row])[0]
             member = self._members.pop(row)
             self._finish(member, Outcome.FAILED, replace(state, cursor=member.cursor), error)
+
+    def _left(self, rows: Sequence[int]) -> tuple[JobState, ...]:
+        """The last states of rows that end; a fused session's rows are free from then on."""
+        return (
+            self._session.leave(rows)
+            if isinstance(self._session, FusedSession)
+            else self._session.state(rows)
+        )
 
     # What only fused groups need
 

@@ -144,6 +144,18 @@ def _exponential_(key: Keyed, input: torch.Tensor, lambd: float = 1.0, **_: Any)
     return input.copy_(-torch.log1p(-key.uniform(input.shape, input.device)) / lambd)
 
 
+def _gumbel_softmax(
+    key: Keyed, logits: torch.Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> torch.Tensor:
+    """Here because torch runs the inside of a composite function outside the mode."""
+    noise = -torch.log(-torch.log1p(-key.uniform(logits.shape, logits.device, logits.dtype)) + 2.0**-25)
+    soft = torch.softmax((logits + noise) / tau, dim)
+    if not hard:
+        return soft
+    best = torch.zeros_like(soft).scatter(dim, soft.argmax(dim, keepdim=True), 1.0)
+    return best - soft.detach() + soft
+
+
 _SAMPLERS: dict[Any, Callable[..., torch.Tensor]] = {
     F.dropout: _dropout,
     torch.dropout: _torch_dropout,
@@ -151,6 +163,7 @@ _SAMPLERS: dict[Any, Callable[..., torch.Tensor]] = {
     F.dropout2d: _channels(3),  # torch too reads a 3-d input as (batch, channel, length)
     F.dropout3d: _channels(5),
     F.alpha_dropout: _alpha_dropout,
+    F.gumbel_softmax: _gumbel_softmax,
     torch.rand: _sized(Keyed.uniform),
     torch.randn: _sized(Keyed.normal),
     torch.rand_like: _like(Keyed.uniform),

@@ -122,11 +122,8 @@ class StackedSession(FusedSession):
         self._shuffle(chunk)
         index = torch.tensor(chunk.rows, device=self._device)
         feed = self._tensors
-        feed["active"].zero_()
-        feed["active"][index] = True
-        feed["start"][index] = torch.tensor(
-            [c.batch * self._first.course.batch_size for c in chunk.cursors], device=self._device
-        )
+        starts = [cursor.batch * self._first.course.batch_size for cursor in chunk.cursors]
+        _activate(feed, index, starts)
         feed["steps"][index] = torch.tensor([cursor.step for cursor in chunk.cursors], device=self._device)
         counts = self._base.copy()
         counts[list(chunk.rows)] += np.array([[cursor.step] for cursor in chunk.cursors])
@@ -222,7 +219,15 @@ class StackedSession(FusedSession):
     def _should_compile(self, program: Program, total: int) -> bool:
         if self._compile != "auto":
             return bool(self._compile)
-        return program.compiled or worth_compiling(total, program.launch_s(), compile_guess_s(self._device))
+        if program.compiled:
+            return True
+        try:
+            launch_s = program.launch_s()
+        except (
+            Exception
+        ):  # a batch that raises will raise again when it counts, and is blamed on its row there
+            return False
+        return worth_compiling(total, launch_s, compile_guess_s(self._device))
 
     # Between chunks
 
@@ -253,11 +258,11 @@ class StackedSession(FusedSession):
     def _evaluate_run(self, rows: Sequence[int], start: int, size: int, steps: int) -> None:
         assert self._validation is not None
         feed = self._validation
-        feed["active"].zero_()
-        feed["active"][torch.tensor(list(rows), device=self._device)] = True
-        feed["start"].fill_(start)
+        _activate(feed, torch.tensor(list(rows), device=self._device), [start] * len(rows))
         feed["k"].zero_()
         shared = len(feed["order"]) == 1
+        if shared:
+            feed["source"].zero_()  # there is one order, whoever is active
         kind = "evaluate shared" if shared else "evaluate"
         self._program(kind, size, lambda: evaluate_step(self._recipe, size, shared), feed).run(steps)
 
@@ -372,6 +377,7 @@ class StackedSession(FusedSession):
             [self._epochs[row] for row in index.tolist()],
         )
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
+        self._tensors["source"].zero_()
         self.width = width
         self._dead = {moved[row] for row in self._dead if row in moved}
         self._programs = {}
@@ -403,6 +409,16 @@ class StackedSession(FusedSession):
         self._programs, self._tensors, self._best, self._validation = {}, {}, {}, None
         if self._device.startswith("cuda"):
             torch.cuda.empty_cache()
+
+
+def _activate(feed: Tensors, rows: Tensor, starts: Sequence[int]) -> None:
+    """Makes these rows active, each from its own start; the others follow the first of them without effect."""
+    feed["active"].zero_()
+    feed["active"][rows] = True
+    feed["source"].copy_(rows[0].expand_as(feed["source"]))
+    feed["source"][rows] = rows
+    feed["start"].fill_(starts[0])
+    feed["start"][rows] = torch.tensor(starts, device=rows.device)
 
 
 def _shorter(chunk: Chunk, steps: int) -> Chunk:

@@ -35,6 +35,10 @@ class _Ready:
     traced: Callable[..., None]
     compiled: Callable[..., None] | None = None
 
+    @property
+    def best(self) -> Callable[..., None]:
+        return self.traced if self.compiled is None else self.compiled  # `or` would ask a compiled module for its length
+
 
 _memory: OrderedDict[Hashable, _Ready] = OrderedDict()
 
@@ -53,7 +57,7 @@ class Program:
         self._device = self._inputs[0].device
         started = time.perf_counter()
         self._ready = _remembered((key, _shapes(tensors), _flags()), lambda: _trace(step, tensors))
-        self._call = self._ready.compiled or self._ready.traced
+        self._call = self._ready.best
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.prepare_s = time.perf_counter() - started
 
@@ -74,7 +78,7 @@ class Program:
                     f"carpool: compiling failed, so the step runs uncompiled ({described(error)[:300]})",
                     stacklevel=2,
                 )
-        self._call = self._ready.compiled or self._ready.traced
+        self._call = self._ready.best
         self.prepare_s += time.perf_counter() - started
 
     def launch_s(self) -> float:

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
 from carpool.adapters.torch.absorb import absorb_into, group_options
-from carpool.adapters.torch.build import Arrays, Built, seeded
+from carpool.adapters.torch.build import Arrays, Built, reseed, seeded
 from carpool.adapters.torch.store import Store, shuffled
 from carpool.kernels.random import Keyed
 from carpool.planning.cursor import Chunk, Course, Cursor
@@ -30,6 +30,7 @@ class SoloSession(Session):
         self._order: tuple[int, torch.Tensor] | None = None
         self._best: dict[str, torch.Tensor] = {}
         self._steps = 0
+        self._diverged = False
         _move(built, device)
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats(device)
@@ -37,6 +38,8 @@ class SoloSession(Session):
     def advance(self, chunk: Chunk) -> Ticket:
         cursor = chunk.cursors[0]
         totals: dict[str, torch.Tensor] = {}
+        if self._diverged:
+            return Ticket(chunk, (totals, 0, True))
         with seeded(self._built.job.seed):
             for step in range(chunk.steps):
                 try:
@@ -45,6 +48,7 @@ class SoloSession(Session):
                     done = Chunk(chunk.rows, chunk.cursors, chunk.size, step)
                     raise StepFailure(Ticket(done, (totals, step, False)), {0: error}) from error
                 if values is None:
+                    self._diverged = True
                     return Ticket(chunk, (totals, step, True))
                 for name, value in values.items():
                     totals[name] = totals.get(name, 0.0) + value.detach().to(torch.float64) * chunk.size
@@ -56,9 +60,7 @@ class SoloSession(Session):
         start = batch * self._course.batch_size
         index = self._positions(epoch)[start : start + size]
         inputs = built.data.batch([tensor[index] for tensor in self._data])
-        torch.manual_seed(
-            (built.seed * 1_000_003 + step) & 0x7FFFFFFFFFFFFFFF
-        )  # for operators that are not keyed
+        reseed(built.seed * 1_000_003 + step)  # for operators that are not keyed
         buffers = {name: buffer.clone() for name, buffer in built.model.named_buffers()}
         built.optimizer.zero_grad(set_to_none=True)
         with Keyed(built.seed, step):
@@ -132,6 +134,7 @@ class SoloSession(Session):
     def load(self, row: int, state: JobState) -> None:
         absorb_into(self._built, state)
         self._steps = state.cursor.step
+        self._diverged = False
 
     def predict(self, inputs: Any, rows: Sequence[int] | None = None) -> Any:
         with torch.no_grad(), evaluating(self._built.model):

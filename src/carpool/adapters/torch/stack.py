@@ -42,6 +42,7 @@ def feed_tensors(layout: Layout, width: int, values: int, device: str) -> Tensor
     return {
         "active": torch.zeros(width, dtype=torch.bool, device=device),
         "start": torch.zeros(width, dtype=torch.int64, device=device),
+        "source": torch.zeros(width, dtype=torch.int64, device=device),
         "k": torch.zeros((), dtype=torch.int64, device=device),
         "table": torch.zeros(MAX_CHUNK_STEPS, width, len(layout.spans), scalars, dtype=wide, device=device),
         "clip": torch.full((width,), torch.inf, dtype=wide, device=device),
@@ -57,6 +58,7 @@ def evaluation_tensors(state: Tensors, values: int, device: str) -> Tensors:
     return kept | {
         "active": torch.zeros(width, dtype=torch.bool, device=device),
         "start": torch.zeros(width, dtype=torch.int64, device=device),
+        "source": torch.zeros(width, dtype=torch.int64, device=device),
         "k": torch.zeros((), dtype=torch.int64, device=device),
         "sums": torch.zeros(width, values, dtype=torch.float64, device=device),
         "taken": torch.zeros(width, dtype=torch.int64, device=device),

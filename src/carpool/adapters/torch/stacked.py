@@ -95,11 +95,14 @@ def evaluate_step(recipe: Recipe, size: int, shared: bool) -> Callable[[Tensors]
 
 
 def _gather(t: Tensors, size: int) -> list[Tensor]:
-    """Each member's batch: [members, size, ...]. A row that sits out reads whatever is there."""
-    order = t["order"]
+    """Each member's batch: [members, size, ...].
+
+    A row that sits out reads an active row's batch (`source`): its own next one may hold what would raise.
+    """
+    order, length = t["order"], t["order"].shape[1]
     offsets = torch.arange(size, device=order.device)
-    places = (t["start"][: len(order), None] + t["k"] * size + offsets).clamp(max=order.shape[1] - 1)
-    index = order.gather(1, places).to(torch.int64)
+    places = (t["start"][: len(order), None] + t["k"] * size + offsets).clamp(max=length - 1)
+    index = order.view(-1)[t["source"][: len(order), None] * length + places].to(torch.int64)
     return [array[index] for array in _prefixed(t, "data:").values()]
 
 

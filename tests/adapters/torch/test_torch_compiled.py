@@ -1,0 +1,70 @@
+"""Compiled steps keep the promise, and are remembered."""
+
+import pytest
+import torch
+from zoo import TorchZoo
+
+import carpool
+from carpool.adapters.torch import program
+from carpool.events import GroupCompiled
+from carpool.testing import AdapterConformance, Variant
+from carpool.testing.conformance import assert_close, assert_identical
+
+ZOO = type("Zoo", (TorchZoo, AdapterConformance), {})()
+
+
+def jobs(model: str, scale: float = 1.0) -> list[carpool.Job]:
+    return [ZOO.job(model, "adamw", "cosine_by_step", Variant(seed, scale * (1 + seed))) for seed in range(3)]
+
+
+@pytest.mark.parametrize("model", ["batch_norm", "conv_norm", "dropout"])
+def test_a_compiled_group_equals_the_jobs_alone(model):
+    together = ZOO.run(jobs(model), compile=True, strategy="fused")
+    alone = ZOO.run(jobs(model), strategy="in_turn")
+    for one, other in zip(together, alone, strict=True):
+        assert_close(ZOO.left(one), ZOO.left(other), double=True)
+
+
+def test_a_neighbour_that_leaves_changes_no_bit_compiled():
+    stays = ZOO.run(jobs("batch_norm"), compile=True, strategy="fused")
+    changed = jobs("batch_norm")
+    changed[1] = ZOO.job("batch_norm", "adamw", "cosine_by_step", Variant(1, 2.0, epochs=3))
+    leaves = ZOO.run(changed, compile=True, strategy="fused")
+    for place in (0, 2):
+        assert_identical(ZOO.left(stays[place]), ZOO.left(leaves[place]))
+
+
+def test_the_second_sweep_of_a_structure_compiles_nothing(monkeypatch):
+    ZOO.run(jobs("mlp"), compile=True)
+    compiled: list = []
+    monkeypatch.setattr(torch, "compile", lambda *a, **k: compiled.append(a) or pytest.fail("compiled again"))
+    events: list = []
+    results = carpool.train(jobs("mlp", scale=0.3), device="cpu", compile=True, reporters=[events.append])
+    assert not compiled
+    assert all(event.compiled for event in events if isinstance(event, GroupCompiled))
+    assert all(result.error is None for result in results)
+
+
+def test_where_compiling_fails_the_step_runs_uncompiled_and_says_so(monkeypatch):
+    def no_compiler(*_, **__):
+        def broken(*_):
+            raise RuntimeError("no C++ compiler")
+
+        return broken
+
+    program._memory.clear()
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
+        results = carpool.train(jobs("mlp"), device="cpu", compile=True, reporters=[])
+    program._memory.clear()
+    alone = ZOO.run(jobs("mlp"), strategy="in_turn")
+    for one, other in zip(results, alone, strict=True):
+        assert_close(ZOO.left(one), ZOO.left(other), double=True)
+
+
+def test_short_jobs_are_not_compiled():
+    events: list = []
+    carpool.train(jobs("mlp"), device="cpu", compile="auto", reporters=[events.append])
+    prepared = [event for event in events if isinstance(event, GroupCompiled)]
+    assert prepared
+    assert not any(event.compiled for event in prepared)
