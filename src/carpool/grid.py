@@ -54,7 +54,7 @@ class Grid(Sequence[Job]):
             raise JobError(
                 sentence("the function given to grid to return a carpool.Job", repr(job), "return the Job")
             )
-        name = job.name or ",".join(f"{key}={_shown(value)}" for key, value in config.items())
+        name = job.name or ",".join(f"{key}={_shown(value)}" for key, value in config.items()) or None
         return replace(job, name=name, config={**(job.config or {}), **config})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Integral
 from typing import Any
 
 from carpool.errors import DataError, JobError, LossError, NameTakenError, OptionError, sentence
@@ -68,12 +69,13 @@ class Job:
     callbacks: Sequence[Callable[[Any], None]] = ()
 
     def __post_init__(self) -> None:
-        if self.name is not None and not str(self.name).strip():
+        if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
             raise NameTakenError(sentence("a name", repr(self.name), "name the job, or leave name out"))
         if self.data is None:
             raise DataError(self._says("data", "None", "pass data=(x, y)"))
-        _at_least_one(self, "batch_size", "pass batch_size=32")
-        _at_least_one(self, "epochs", "pass epochs=1 or more")
+        _whole(self, "batch_size", "pass batch_size=32", least=1)
+        _whole(self, "epochs", "pass epochs=1 or more", least=1)
+        _whole(self, "seed", "pass seed=0")
         self._check_objective()
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise JobError(
@@ -124,10 +126,14 @@ class Job:
         return f"Job {self.name!r}: " + sentence(expected, received, remedy)
 
 
-def _at_least_one(job: Job, field: str, remedy: str) -> None:
+def _whole(job: Job, field: str, remedy: str, least: int | None = None) -> None:
+    """Checks a field and makes it a plain integer: the axes of a grid may be NumPy arrays."""
     value = getattr(job, field)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise JobError(job._says(f"{field} of at least 1", repr(value), remedy))
+    expected = "that is a whole number" if least is None else f"of at least {least}"
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or (least is not None and value < least):
+        raise JobError(job._says(f"{field} {expected}", repr(value), remedy))
+    object.__setattr__(job, field, int(value))
 
 
 def named(jobs: Iterable[Job]) -> tuple[Job, ...]:

@@ -46,7 +46,7 @@ def signed_seed(seed: int) -> int:
     >>> signed_seed(2**64 - 1), signed_seed(7)
     (-1, 7)
     """
-    low = seed & 0xFFFFFFFFFFFFFFFF
+    low = int(seed) & 0xFFFFFFFFFFFFFFFF
     return low - (1 << 64) if low >> 63 else low
 
 

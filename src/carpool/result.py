@@ -20,7 +20,7 @@ class Outcome(enum.Enum):
 
     COMPLETED = "ran all its epochs"
     STOPPED = "stopped early: its metric no longer improved"
-    DIVERGED = "its loss turned NaN or infinite; it holds the last state before that"
+    DIVERGED = "its loss turned NaN or infinite; it holds the state before that step"
     FAILED = "raised an error"
     INTERRUPTED = "was interrupted; it holds what it had reached"
 
@@ -33,7 +33,7 @@ class Outcome(enum.Enum):
 class Result:
     """One job's end: outcome, history, the trained objects, and what it took.
 
-    `seconds` is the job's share of the wall time of its group. `peak_bytes` is the group's peak device memory (a fused
+    `seconds` is the wall time from the start of its group to its own end. `peak_bytes` is the group's peak device memory (a fused
     group shares it), or None where the device does not say.
     """
 
@@ -99,14 +99,6 @@ class Results(Sequence[Result]):
 
     def best(self, metric: str = "val_loss", mode: str = "auto") -> Result:
         """The result whose last value of `metric` is best; diverged and failed jobs never are."""
-        if metric not in self.metrics:
-            raise OptionError(
-                sentence(
-                    f"one of the metrics {_few(self.metrics)}",
-                    repr(metric),
-                    "name one of these, or add it to metrics=",
-                )
-            )
         ranked = self._ranked(metric, mode)
         if not ranked:
             raise OptionError(
@@ -115,6 +107,14 @@ class Results(Sequence[Result]):
         return ranked[0]
 
     def _ranked(self, metric: str, mode: str = "auto") -> list[Result]:
+        if metric not in self.metrics:
+            raise OptionError(
+                sentence(
+                    f"one of the metrics {_few(self.metrics)}",
+                    repr(metric),
+                    "name one of these, or add it to metrics=",
+                )
+            )
         sign = -1.0 if direction(metric, mode) == "max" else 1.0
         sound = [r for r in self._results if r.outcome not in (Outcome.FAILED, Outcome.DIVERGED)]
         finite = [r for r in sound if math.isfinite(r.last(metric))]
@@ -124,7 +124,6 @@ class Results(Sequence[Result]):
         """One plain mapping a job; sorted by a metric, best first, unsound jobs last."""
         chosen = list(self._results)
         if sort is not None:
-            self.best(sort)  # an unknown metric is said the same way everywhere
             ranked = self._ranked(sort)
             chosen = ranked + [result for result in chosen if result not in ranked]
         return [_row(result, self.metrics) for result in chosen[:top]]
@@ -158,7 +157,8 @@ class Results(Sequence[Result]):
                     "strategy": result.strategy,
                 }
                 for result in self._results
-            ]
+            ],
+            columns=None if self._results else ["name"],
         ).set_index("name")
 
     def save(self, folder: str | Path) -> Path:

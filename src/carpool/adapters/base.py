@@ -109,8 +109,8 @@ class Session(Servable):
         """Runs these rows' validation data; rows without any are left out."""
 
     @abstractmethod
-    def end_epoch(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
-        """Tells the rows that an epoch ended, with its metrics: schedulers that step by epoch step now."""
+    def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
+        """Tells a row that its epoch ended, with its metrics: a scheduler that steps by epoch steps now."""
 
     @abstractmethod
     def keep(self, rows: Sequence[int]) -> None:
@@ -155,6 +155,10 @@ class FusedSession(Session):
     @abstractmethod
     def resize(self, width: int) -> Mapping[int, int]:
         """Repacks the members to a narrower stack; where each old row went."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """The group gives up: the user's objects are as they were at the start, but for rows that have left."""
 
     @abstractmethod
     def timing(self) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from carpool.stopping import Patience
 FIRST_CHECKED = (
     256  # members checked at the first step; a wider group checks so many spread over it: 3 ms each on a GPU
 )
+_IN_FLIGHT = 2  # chunks enqueued before the oldest one's metrics are read
 _SAMPLE_ROWS = 4  # members that verify=True checks at the start of each epoch
 
 
@@ -59,6 +60,17 @@ class Member:
     def name(self) -> str:
         return str(self.job.name)
 
+    @property
+    def decides(self) -> bool:
+        """Whether something is decided at the end of each epoch, so that its metrics must be known at once."""
+        job = self.job
+        return bool(job.validation_data is not None or job.stop or job.callbacks or job.scheduler is not None)
+
+    @property
+    def through(self) -> bool:
+        """Whether all its steps are enqueued."""
+        return self.cursor.epoch == self.course.epochs
+
     def count(self, row: MetricRow) -> None:
         """Adds a chunk's sums to the running epoch."""
         self.steps += row.steps
@@ -94,10 +106,9 @@ class Driver:
         """Trains until every member has an outcome, pausing after each chunk."""
         self._check_first_steps()
         while chunk := cut(self._courses(), self._cursors(), MAX_CHUNK_STEPS):
-            if verify and any(cursor.batch == 0 and cursor.epoch > 0 for cursor in chunk.cursors):
-                self._check(chunk, _sample(chunk))
-                if not self._members.keys() >= set(chunk.rows):
-                    continue  # a row ended in the check: cut anew without it
+            due = verify and any(cursor.batch == 0 and cursor.epoch > 0 for cursor in chunk.cursors)
+            if due and not self._check(chunk, _sample(chunk)):
+                continue
             self._advance(chunk)
             yield
         self._settle()
@@ -126,23 +137,37 @@ class Driver:
         for row in chunk.rows:
             self._members[row].cursor = self._members[row].cursor.advanced(self._members[row].course, steps)
         self._emit(GroupAdvanced(self._group, steps * len(chunk.rows)))
-        if errors or any(self._members[row].cursor.batch == 0 for row in chunk.rows):
+        ended = [self._members[row] for row in chunk.rows if self._members[row].cursor.batch == 0]
+        if errors or any(member.decides or member.through for member in ended):
             self._settle()
+        elif len(self._pending) > _IN_FLIGHT:
+            self._settle(leave=_IN_FLIGHT)
         self._fail(errors)
 
-    def _settle(self) -> None:
-        """Reads what the enqueued chunks computed and takes the decisions that hang on it."""
-        diverged: dict[int, None] = {}
-        for ticket in self._pending:
-            for row in self._session.metrics(ticket):
-                self._members[row.row].count(row)
-                if row.diverged:
-                    diverged[row.row] = None
-        self._pending = []
+    def _settle(self, leave: int = 0) -> None:
+        """Reads what the enqueued chunks computed, oldest first, and takes the decisions that hang on it.
+
+        The last `leave` chunks stay enqueued: while nothing is decided the device runs on ahead of the books.
+        """
+        while len(self._pending) > leave:
+            self._settle_one(self._pending.pop(0))
+
+    def _settle_one(self, ticket: Ticket) -> None:
+        rows = [row for row in self._session.metrics(ticket) if row.row in self._members]
+        for row in rows:
+            self._members[row.row].count(row)
+        diverged = [row.row for row in rows if row.diverged]
         for row in diverged:
             self._members[row].cursor = replace(self._members[row].cursor, step=self._members[row].steps)
-        self._end(tuple(diverged), Outcome.DIVERGED)
-        self._end_epochs([row for row, m in self._members.items() if m.cursor.epoch > m.epochs_ended])
+        self._end(diverged, Outcome.DIVERGED)
+        batches = {
+            r: c.batch + ticket.chunk.steps
+            for r, c in zip(ticket.chunk.rows, ticket.chunk.cursors, strict=True)
+        }
+        self._end_epochs([row for row, at in batches.items() if self._ended(row, at)])
+
+    def _ended(self, row: int, batch: int) -> bool:
+        return row in self._members and batch == self._members[row].course.batches
 
     # Epochs
 
@@ -150,17 +175,33 @@ class Driver:
         if not rows:
             return
         metrics = {row: self._members[row].epoch_metrics() for row in rows}
-        for row in self._session.evaluate(rows):
-            metrics[row.row] |= {
-                f"val_{name}": total / max(1, row.samples) for name, total in row.sums.items()
-            }
-        self._session.end_epoch(metrics)
-        failed = {row: error for row in rows if (error := self._record_epoch(row, metrics[row])) is not None}
+        shown, failed = self._evaluated(rows)
+        for row in shown:
+            means = {f"val_{name}": total / max(1, row.samples) for name, total in row.sums.items()}
+            metrics[row.row] |= means
+        for row in rows:
+            if row not in failed and (error := self._end_epoch(row, metrics[row])) is not None:
+                failed[row] = error
         self._fail(failed)
         self._stop([row for row in rows if row not in failed])
 
-    def _record_epoch(self, row: int, metrics: Mapping[str, float]) -> Exception | None:
-        """Writes the history and calls the job's callbacks; what a callback raises is the job's failure."""
+    def _evaluated(self, rows: Sequence[int]) -> tuple[Sequence[MetricRow], dict[int, BaseException]]:
+        """The rows' validation. Where that raises, each is tried alone: who raises again has failed."""
+        try:
+            return self._session.evaluate(rows), {}
+        except Exception as error:
+            if len(rows) == 1:
+                return (), {rows[0]: error}
+        shown: list[MetricRow] = []
+        failed: dict[int, BaseException] = {}
+        for row in rows:
+            alone, errors = self._evaluated([row])
+            shown += alone
+            failed |= errors
+        return shown, failed
+
+    def _end_epoch(self, row: int, metrics: Mapping[str, float]) -> Exception | None:
+        """Writes the history, steps the schedule, calls the callbacks; what these raise is the job's own failure."""
         member = self._members[row]
         for name, value in metrics.items():
             member.history.setdefault(name, []).append(value)
@@ -168,6 +209,7 @@ class Driver:
         member.epochs_ended += 1
         self._emit(event)
         try:
+            self._session.end_epoch(row, metrics)
             if member.patience is not None:
                 member.patience = member.patience.after(event.epoch, metrics)
             for callback in member.job.callbacks:
@@ -181,7 +223,7 @@ class Driver:
         watched = {row: patience for row in rows if (patience := self._members[row].patience) is not None}
         self._session.keep([row for row, p in watched.items() if p.improved and p.policy.restore_best])
         complete = [
-            row for row in rows if self._members[row].cursor.epoch == self._members[row].course.epochs
+            row for row in rows if self._members[row].epochs_ended == self._members[row].course.epochs
         ]
         stopped = [row for row, p in watched.items() if p.exhausted and row not in complete]
         restored = [
@@ -227,22 +269,29 @@ class Driver:
             return
         unchecked = self._courses()
         while chunk := cut(unchecked, self._cursors(), max_steps=1):
-            self._check(chunk, _spread(chunk.rows, FIRST_CHECKED))
-            unchecked = {row: course for row, course in unchecked.items() if row not in chunk.rows}
+            checked = chunk.rows if self._check(chunk, _spread(chunk.rows, FIRST_CHECKED)) else ()
+            unchecked = {
+                row: course
+                for row, course in unchecked.items()
+                if row in self._members and row not in checked
+            }
 
-    def _check(self, chunk: Chunk, rows: Sequence[int]) -> None:
+    def _check(self, chunk: Chunk, rows: Sequence[int]) -> bool:
+        """Raises when a step differs. False when a row ended before it could be told: the chunk is cut anew."""
         if not isinstance(self._session, FusedSession):
-            return
+            return True
         self._settle()
-        rows = [row for row in rows if row in self._members]
+        if not self._members.keys() >= set(chunk.rows):
+            return False
         try:
             check = self._session.check(chunk, rows)
         except StepFailure as failure:
             self._fail(failure.errors)
-            return
+            return False
         self._emit(GroupVerified(self._group, check.checked, check.max_difference))
         if check.mismatch is not None:
             raise Unfit(check.mismatch)
+        return True
 
     def _repack(self) -> None:
         if not isinstance(self._session, FusedSession) or not self._members:

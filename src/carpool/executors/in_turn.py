@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from carpool.adapters.base import Adapter, JobState, Session, Trained
+from carpool.adapters.base import Adapter, FusedSession, JobState, Session, Trained
 from carpool.errors import FusionError, described
 from carpool.events import Emit, GroupCompiled, GroupFellBack, GroupStarted, JobAdmitted, JobEnded, JobFailed
 from carpool.executors.driver import Driver, Member, Unfit
@@ -136,6 +136,10 @@ class Run:
                 pause.check()
         except KeyboardInterrupt:
             driver.interrupt()
+            raise
+        except Exception:
+            if isinstance(session, FusedSession):
+                session.abandon()
             raise
         finally:
             session.close()

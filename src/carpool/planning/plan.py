@@ -76,7 +76,8 @@ def make_plan(
     groups: list[Group] = []
     for candidate in candidates(specs, refusal):
         choice = choose(candidate, strategy)
-        limit = width_limit(candidate.specs[0], free_bytes) if choice.strategy == "fused" else 1
+        beside_data = free_bytes - estimate(candidate.specs).fixed_bytes
+        limit = width_limit(candidate.specs[0], beside_data) if choice.strategy == "fused" else 1
         parts = slices(candidate.specs, limit)
         for part in parts:
             cut = (

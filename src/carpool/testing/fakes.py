@@ -55,7 +55,8 @@ class Script:
     """What a fake member does, by its own step (counted from 0).
 
     Its loss at a step is `loss(step)`, on its validation data after so many steps `validation(steps)`. It diverges
-    when its loss is not finite. It raises `error` in step `raises_at`, and when step `check_raises_at` is checked.
+    when its loss is not finite. It raises `error` in step `raises_at`, and when step `check_raises_at` is checked;
+    `validation_error` and `schedule_error` whenever it is evaluated or an epoch of its ends.
 
     >>> Script(loss=lambda step: 1 / (1 + step)).loss(3)
     0.25
@@ -66,6 +67,8 @@ class Script:
     raises_at: int | None = None
     check_raises_at: int | None = None
     error: Exception = field(default_factory=lambda: RuntimeError("scripted"))
+    validation_error: Exception | None = None
+    schedule_error: Exception | None = None
 
 
 @dataclass
@@ -153,14 +156,19 @@ class _Scripted:
 
     def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
         self.calls.append(("evaluate", tuple(rows)))
+        for row in rows:
+            if (error := self._rows[row].script.validation_error) is not None:
+                raise error
         return tuple(
             MetricRow(row, 0, 10, {"loss": 10 * validation(self._rows[row].steps)})
             for row in rows
             if (validation := self._rows[row].script.validation) is not None
         )
 
-    def end_epoch(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
-        self.calls.append(("end_epoch", {row: dict(values) for row, values in metrics.items()}))
+    def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
+        self.calls.append(("end_epoch", row, dict(metrics)))
+        if (error := self._rows[row].script.schedule_error) is not None:
+            raise error
 
     def keep(self, rows: Sequence[int]) -> None:
         self.calls.append(("keep", tuple(rows)))
@@ -229,6 +237,7 @@ class FakeFusedSession(_Scripted, FusedSession):
 
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
         self.calls.append(("check", chunk, tuple(rows)))
+        assert self._rows.keys() >= set(chunk.rows) >= set(rows), f"of the rows {chunk.rows} one has left"
         scripts = {row: self._rows[row].script for row in rows}
         errors = {r: s.error for r, s in scripts.items() if s.check_raises_at == self._rows[r].steps}
         if errors:
@@ -261,6 +270,9 @@ class FakeFusedSession(_Scripted, FusedSession):
         self._rows = {moved[row]: member for row, member in self._rows.items()}
         self.width = width
         return moved
+
+    def abandon(self) -> None:
+        self.calls.append(("abandon",))
 
     def timing(self) -> tuple[float, float]:
         return self._timing

@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 from zoo import mlp, plain_loop, plain_objects, shown, tables
 
 import carpool
+from carpool.adapters.torch.fused import StackedSession
 from carpool.adapters.torch.store import Pool, Store, shuffled
 from carpool.adapters.torch.train import TorchAdapter
 from carpool.testing.conformance import assert_close
@@ -45,7 +46,9 @@ def test_512_members_hold_one_copy_of_their_arrays():
     many = [replace(job(i), name=f"m{i}") for i in range(512)]
     specs = [adapter.describe(one) for one in many]
     assert len({key for spec in specs for key, _ in spec.data}) == 2
+    assert adapter.fuser is not None
     session = adapter.fuser.open(many, 512, "cpu", lambda *_: None)
+    assert isinstance(session, StackedSession)
     held = [tensor for name, tensor in session._tensors.items() if name.startswith("data:")]
     assert sum(tensor.nbytes for tensor in held) == x.nbytes + y.nbytes
     assert len(adapter._store) == 2

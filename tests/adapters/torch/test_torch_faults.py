@@ -197,3 +197,56 @@ def test_a_mismatch_at_the_first_step_falls_back_and_says_so(monkeypatch):
         np.testing.assert_allclose(result.history["loss"], expected.history["loss"], rtol=1e-12)
     with pytest.raises(carpool.CarpoolError, match="cannot go on"):
         carpool.train([job(1.0), job(3.0)], device="cpu", strategy="fused", reporters=[])
+
+
+def test_a_member_whose_validation_raises_fails_alone():
+    x, y = tables(True)["vector"]
+    spoiled = y.clone()
+    spoiled[3] = 99
+    group = jobs(validation_data=(x, y))
+    group[BAD] = replace(group[BAD], validation_data=(x, spoiled))
+    results = run(group)
+    assert results[BAD].outcome is Outcome.FAILED
+    assert "99 is out of bounds" in str(results[BAD].error)
+    assert_others_equal_their_solo_runs(group, results)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "in_turn"])
+def test_a_schedule_that_raises_at_the_end_of_an_epoch_fails_its_own_member(strategy):
+    group = jobs(scheduler=partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.9**epoch))[
+        :20
+    ]
+    group[BAD] = replace(
+        group[BAD],
+        scheduler=partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: [1.0, 0.5][epoch]),
+    )
+    results = carpool.train(group, device="cpu", compile=False, reporters=[], strategy=strategy)
+    assert results[BAD].outcome is Outcome.FAILED
+    assert isinstance(results[BAD].error, IndexError)
+    assert_others_equal_their_solo_runs(group, results)
+
+
+def test_a_group_that_gives_up_in_the_middle_starts_its_members_from_the_start(monkeypatch):
+    """A launch that fails for no row's own reason: schedulers that were stepped ahead are put back."""
+    from carpool.adapters.torch.program import Program
+
+    calls = []
+    run_whole = Program.run
+
+    def run_until_it_breaks(self, steps):
+        calls.append(steps)
+        if len(calls) == 6:
+            raise RuntimeError("the driver reset the device")
+        run_whole(self, steps)
+
+    monkeypatch.setattr(Program, "run", run_until_it_breaks)
+    halving = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    cycle = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.02, total_steps=12, cycle_momentum=False)
+    for scheduler in (halving, cycle):
+        calls.clear()
+        group = jobs(scheduler=scheduler)[:3]
+        events: list = []
+        results = run(group, events)
+        assert any(isinstance(event, GroupFellBack) for event in events)
+        assert "driver reset" in results[0].reason
+        assert_others_equal_their_solo_runs(group, results)

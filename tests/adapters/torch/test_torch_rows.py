@@ -44,7 +44,9 @@ def opened(
     for one in jobs:
         adapter.describe(one)
     assert adapter.fuser is not None
-    return adapter, jobs, adapter.fuser.open(jobs, width or count, "cpu", lambda *_: None)
+    session = adapter.fuser.open(jobs, width or count, "cpu", lambda *_: None)
+    assert isinstance(session, fused.StackedSession)
+    return adapter, jobs, session
 
 
 def chunk(rows, epoch: int = 0, steps: int = 3) -> Chunk:

@@ -36,7 +36,7 @@ def job(seed: int, stop: carpool.EarlyStopping, epochs: int = 30) -> carpool.Job
 def by_hand(one: carpool.Job) -> tuple[torch.nn.Module, int]:
     """Trains until the held-out loss has not improved by min_delta for `patience` epochs."""
     model, optimizer, _ = plain_objects(one)
-    best, waited, kept = float("inf"), 0, None
+    best, waited, kept, epoch = float("inf"), 0, None, 0
     stop = one.stop
     assert stop is not None
     for epoch in range(one.epochs):

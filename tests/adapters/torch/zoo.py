@@ -340,6 +340,12 @@ def plain_objects(job: Job) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     return model, optimizer, wish(optimizer) if wish else None
 
 
+def objective(job: Job, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if job.loss is None:
+        return weighted_step(model, {"x": x, "y": y})["loss"]
+    return job.loss(model(x), y)
+
+
 def plain_loop(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> Reference:
     """Trains by hand. Nothing of carpool is used but the public order of batches."""
     by_step = isinstance(job.scheduler, Schedule) or isinstance(
@@ -354,14 +360,14 @@ def plain_loop(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, sch
         for index in torch.from_numpy(view[order]).split(job.batch_size):
             x, y = (tensor[index] for tensor in tensors)
             optimizer.zero_grad()
-            loss = weighted_step(model, {"x": x, "y": y})["loss"] if job.step else job.loss(model(x), y)
+            loss = objective(job, model, x, y)
             loss.backward()
             if job.clip_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)
             optimizer.step()
             total += loss.item() * len(index)
             if scheduler is not None and by_step:
-                scheduler.step()
+                scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau never steps by batch
         history.append(total / len(view))
         if scheduler is not None and not by_step:
             scheduler.step(*([history[-1]] if isinstance(scheduler, ReduceLROnPlateau) else []))

@@ -29,6 +29,8 @@ class Arrays:
     tensors: tuple[torch.Tensor, ...]
     nest: Any
     index: torch.Tensor | None = None
+    flat: bool = False
+    """Whether the nest is a plain tuple, which needs no unflattening."""
 
     @property
     def length(self) -> int:
@@ -36,6 +38,8 @@ class Arrays:
 
     def batch(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Tensors put back into the shape of the user's nest."""
+        if self.flat:
+            return tuple(tensors)
         return pytree.tree_unflatten(list(tensors), self.nest)
 
 
@@ -179,6 +183,7 @@ def build_timer(job: Job, optimizer: Optimizer) -> Timer | None:
                 "pass a factory: partial(StepLR, step_size=10)",
             )
         )
+    _check_monitor(job, wish.monitor)
     by_step = isinstance(made, OneCycleLR | CyclicLR)
     every = wish.every if wish.every != "auto" else ("step" if by_step else "epoch")
     if every == "step" and isinstance(made, ReduceLROnPlateau):
@@ -186,6 +191,15 @@ def build_timer(job: Job, optimizer: Optimizer) -> Timer | None:
             _says(job, "ReduceLROnPlateau to step by epoch", 'every="step"', "leave every out")
         )
     return Timer(made, every, wish.monitor)
+
+
+def _check_monitor(job: Job, monitor: str | None) -> None:
+    known = ["loss", *(job.metrics or {})]
+    known += [f"val_{name}" for name in known] if job.validation_data is not None else []
+    if monitor is not None and job.step is None and monitor not in known:
+        raise OptimizerError(
+            _says(job, f"a monitor out of {', '.join(known)}", repr(monitor), "name one of these")
+        )
 
 
 def build_step(job: Job) -> Step:
@@ -249,7 +263,8 @@ def build_data(job: Job, data: Any, index: Any, word: str) -> Arrays:
     lengths = [len(tensor) for tensor in tensors]
     if len(set(lengths)) > 1:
         raise DataError(_says(job, f"arrays of one length as {word}", f"lengths {lengths}", "align x and y"))
-    arrays = Arrays(tensors, nest, _index(job, index, lengths[0]))
+    flat = type(data) is tuple and len(data) == len(leaves)
+    arrays = Arrays(tensors, nest, _index(job, index, lengths[0]), flat)
     if arrays.length == 0:
         raise DataError(
             _says(job, f"at least one sample as {word}", "0", "pass more data, or leave the job out")

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from carpool.adapters.base import Check
+from carpool.adapters.torch import precision
 from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.probe import Stepped, call
 from carpool.adapters.torch.stacked import Recipe
@@ -117,14 +118,13 @@ class Tolerance:
     noise: float
 
 
-def tolerance(dtype: torch.dtype, device: torch.device) -> Tolerance:
+def tolerance(dtype: torch.dtype, device: torch.device, convolves: bool) -> Tolerance:
     """The tolerance for a type, given the precision that the user's settings leave to matrix products."""
     if dtype == torch.float64:
         return Tolerance(1e-9, 1e-12)
     loose = dtype in (torch.bfloat16, torch.float16)
-    loose |= device.type == "cuda" and (
-        torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
-    )
+    if device.type == "cuda":
+        loose |= precision.multiplies_in_tf32() or (convolves and precision.convolves_in_tf32())
     return Tolerance(1e-2, 5e-2) if loose else Tolerance(1e-4, 1e-5)
 
 
@@ -137,7 +137,8 @@ def compare(
 ) -> Check:
     """The largest difference, and the first member beyond the tolerance, in words."""
     worst, mismatch = 0.0, None
-    allowed = tolerance(recipe.layout.dtype, together["weights"].device)
+    convolves = any(len(leaf.shape) > 2 for leaf in recipe.layout.leaves)
+    allowed = tolerance(recipe.layout.dtype, together["weights"].device, convolves)
     for row, own in alone.items():
         difference, place = _difference(recipe, size, row, own, together, allowed.noise)
         worst = max(worst, difference)

@@ -1,9 +1,10 @@
-"""Time on a device: events on a GPU, where the host runs ahead; the host's own clock elsewhere."""
+"""Time and readings on a device the host runs ahead of: events on a GPU, the host's own clock and memory elsewhere."""
 
 from __future__ import annotations
 
 import time
 
+import numpy as np
 import torch
 
 
@@ -31,3 +32,20 @@ class Clock:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+class Receipt:
+    """A tensor on its way to the host: reading waits for it alone, not for what was enqueued after it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._host, self._there = tensor, None
+        if tensor.is_cuda:
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._there = torch.cuda.Event()
+            self._there.record()
+
+    def read(self) -> np.ndarray:
+        if self._there is not None:
+            self._there.synchronize()
+        return self._host.numpy()

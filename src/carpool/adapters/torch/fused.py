@@ -15,7 +15,7 @@ from carpool.adapters.base import Check, FusedSession, JobState, MetricRow, Prep
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.absorb import restore_into
 from carpool.adapters.torch.check import Case, compare, solo_step, try_step
-from carpool.adapters.torch.clock import Clock
+from carpool.adapters.torch.clock import Clock, Receipt
 from carpool.adapters.torch.hypers import Ahead, Hypers, columns
 from carpool.adapters.torch.program import Program, compile_guess_s
 from carpool.adapters.torch.stacked import Recipe, evaluate_step, train_step
@@ -56,8 +56,10 @@ class StackedSession(FusedSession):
         self._best: Tensors = {}
         self._epochs = [-1] * width
         self._dead: set[int] = set()
+        self._peak_bytes: int | None = None
         self._launch_s = 0.0
         self._tensors = self._allocated(known)
+        self._places = torch.zeros_like(self._tensors["order"], device="cpu")
         self._validation = self._validation_tensors()
         self._fill(range(len(known)), [stack.initial_states(member.built) for member in known])
         if device.startswith("cuda"):
@@ -93,6 +95,11 @@ class StackedSession(FusedSession):
         seeds = torch.tensor([self._member(row).built.seed for row in rows], device=self._device)
         self._tensors["seeds"][torch.tensor(list(rows), device=self._device)] = seeds
         self._dead -= set(rows)
+        self._places = self._places.cpu()
+        for row in rows:
+            places = self._pool.positions(self._member(row).built.data)
+            self._places[row, : len(places)] = places
+        self._places = self._places.to(self._device)
         for row, state in zip(rows, states, strict=True):
             self._base[row] = stack.updates_done(self._layout, state) - state.cursor.step
             self._epochs[row] = -1
@@ -141,28 +148,27 @@ class StackedSession(FusedSession):
         ]
         by_length: dict[tuple[int, bool], list[tuple[int, int]]] = {}
         for row, epoch in fresh:
-            built = self._member(row).built
-            by_length.setdefault((built.data.length, built.job.shuffle), []).append((row, epoch))
+            member = self._member(row)
+            by_length.setdefault((member.course.length, member.built.job.shuffle), []).append((row, epoch))
             self._epochs[row] = epoch
         for (length, shuffle), pairs in by_length.items():
             rows = torch.tensor([row for row, _ in pairs], device=self._device)
-            places = torch.stack([self._pool.positions(self._member(row).built.data) for row, _ in pairs]).to(
-                self._device
-            )
+            places = self._places[rows, :length]
             if shuffle:
                 epochs = torch.tensor([epoch for _, epoch in pairs], device=self._device)
                 places = shuffled(places, self._tensors["seeds"][rows], epochs)
             self._tensors["order"][rows, :length] = places
 
     def _ticket(self, chunk: Chunk, ahead: Ahead, clock: Clock | None = None) -> Ticket:
-        shown = torch.cat(
-            [self._tensors[n].to(torch.float64).view(self.width, -1) for n in ("sums", "taken", "alive")], 1
-        )
-        return Ticket(chunk, (shown, ahead, clock))
+        shown = [
+            self._tensors[name].to(torch.float64).view(self.width, -1) for name in ("sums", "taken", "alive")
+        ]
+        self._peak_bytes = None
+        return Ticket(chunk, (Receipt(torch.cat(shown, 1)), ahead, clock))
 
     def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
-        device_shown, ahead, clock = ticket.payload
-        shown: np.ndarray = device_shown.cpu().numpy()
+        receipt, ahead, clock = ticket.payload
+        shown: np.ndarray = receipt.read()
         if clock is not None:
             self._launch_s = clock.seconds() / ticket.chunk.steps
         rows = []
@@ -266,8 +272,8 @@ class StackedSession(FusedSession):
         kind = "evaluate shared" if shared else "evaluate"
         self._program(kind, size, lambda: evaluate_step(self._recipe, size, shared), feed).run(steps)
 
-    def end_epoch(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
-        self._hypers.end_epoch(metrics)
+    def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
+        self._hypers.end_epoch(row, metrics)
 
     def keep(self, rows: Sequence[int]) -> None:
         if not rows:
@@ -371,18 +377,22 @@ class StackedSession(FusedSession):
         self._tensors |= {name: self._tensors[name].index_select(0, index) for name in rows}
         self._tensors["table"] = self._tensors["table"].index_select(1, index)
         self._best = {name: best.index_select(0, index) for name, best in self._best.items()}
+        self._places = self._places.index_select(0, index)
         self._known = [*(self._known[row] for row in occupied), *[None] * (width - len(occupied))]
         self._base, self._epochs = (
             self._base[index.cpu().numpy()],
             [self._epochs[row] for row in index.tolist()],
         )
-        self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
+        self._hypers = self._hypers.moved(occupied, width)
         self._tensors["source"].zero_()
         self.width = width
         self._dead = {moved[row] for row in self._dead if row in moved}
         self._programs = {}
         self._validation = self._validation_tensors()
         return moved
+
+    def abandon(self) -> None:
+        self._hypers.restart()
 
     def timing(self) -> tuple[float, float]:
         prepare_s = sum(program.prepare_s for (kind, _), program in self._programs.items() if kind == "train")
@@ -403,7 +413,9 @@ class StackedSession(FusedSession):
             return vmap(lambda own: functional_call(self._recipe.evaluating, own, (moved,)))(leaves)
 
     def peak_bytes(self) -> int | None:
-        return torch.cuda.max_memory_allocated(self._device) if self._device.startswith("cuda") else None
+        if self._peak_bytes is None and self._device.startswith("cuda"):
+            self._peak_bytes = torch.cuda.max_memory_allocated(self._device)
+        return self._peak_bytes
 
     def close(self) -> None:
         self._programs, self._tensors, self._best, self._validation = {}, {}, {}, None

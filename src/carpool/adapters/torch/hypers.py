@@ -34,13 +34,23 @@ class Hypers:
         shape = (len(members), len(layout.spans), len(layout.update.hypers))
         self._now = np.zeros(shape)
         self._clip = np.full(len(members), np.inf)
-        for row in range(len(members)):
-            self.read(row)
+        self._first: dict[int, Any] = {}
+        for row, built in enumerate(members):
+            self.set(row, built)
 
     def set(self, row: int, built: Built | None) -> None:
         """Another job takes the row, or none."""
         self._members[row] = built
+        self._first.pop(row, None)
+        if built is not None and built.timer is not None:
+            self._first[row] = self._snapshot(row)
         self.read(row)
+
+    def moved(self, rows: Sequence[int], width: int) -> Hypers:
+        """The same members in other rows of a stack of another width."""
+        made = Hypers(self._layout, [*(self._members[row] for row in rows), *[None] * (width - len(rows))])
+        made._first = {place: self._first[row] for place, row in enumerate(rows) if row in self._first}
+        return made
 
     def read(self, row: int) -> None:
         """Reads a member's numbers from its real optimizer."""
@@ -94,14 +104,21 @@ class Hypers:
             self._stepped(row)
         self.read(row)
 
-    def end_epoch(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
-        """Steps the schedulers that step by epoch."""
-        for row, values in metrics.items():
+    def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
+        """Steps a scheduler that steps by epoch."""
+        built = self._members[row]
+        if built is not None and built.timer is not None:
+            mark_stepped(built)
+            built.timer.step_epoch(dict(metrics))
+            self.read(row)
+
+    def restart(self) -> None:
+        """Puts every member's real optimizer and scheduler back to where they were when it came in."""
+        for row, before in self._first.items():
             built = self._members[row]
             if built is not None and built.timer is not None:
-                mark_stepped(built)
-                built.timer.step_epoch(dict(values))
-                self.read(row)
+                restore_groups(built, before[0])
+                built.timer.scheduler.load_state_dict(before[1])
 
     def _steps_by_batch(self, row: int) -> bool:
         built = self._members[row]

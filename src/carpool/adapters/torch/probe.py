@@ -45,11 +45,15 @@ def call(module: Stepped, leaves: Mapping[str, torch.Tensor], batch: Any) -> Any
 
 @dataclass(frozen=True)
 class Probe:
-    """What one step showed; `failure` says why it showed nothing."""
+    """What one step showed; `failure` says why it showed nothing.
+
+    `idle` parameters get no gradient; `random` says whether the step drew keyed random numbers.
+    """
 
     values: tuple[str, ...] = ("loss",)
     idle: frozenset[str] = frozenset()
     saved_bytes: int = 0
+    random: bool = True
     failure: str | None = None
 
 
@@ -68,6 +72,8 @@ def _probe(built: Built, fake: FakeTensorMode) -> Probe:
     tensors = {**dict(built.model.named_parameters()), **dict(built.model.named_buffers())}
     leaves = {name: fake.from_tensor(tensor.detach()) for name, tensor in tensors.items()}
     learning = [name for name, parameter in built.model.named_parameters() if parameter.requires_grad]
+    if not learning:
+        return Probe(failure="no parameter is trained")
     for name in learning:
         leaves[name].requires_grad_()
     size = min(built.job.batch_size, built.data.length)
@@ -81,11 +87,11 @@ def _probe(built: Built, fake: FakeTensorMode) -> Probe:
         saved.append(tensor.nbytes)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), Keyed(0, 0):
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), Keyed(0, 0) as key:
         values, _ = call(Stepped(built.model, built.step), leaves, batch)
     grads = torch.autograd.grad(values["loss"], [leaves[name] for name in learning], allow_unused=True)
     idle = frozenset(name for name, grad in zip(learning, grads, strict=True) if grad is None)
-    return Probe(tuple(values), idle, sum(saved))
+    return Probe(tuple(values), idle, sum(saved), key.call > 0)
 
 
 def blame(error: BaseException) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from carpool.adapters.torch import precision
 from carpool.errors import described
 
 Tensors = dict[str, Tensor]
@@ -37,7 +38,9 @@ class _Ready:
 
     @property
     def best(self) -> Callable[..., None]:
-        return self.traced if self.compiled is None else self.compiled  # `or` would ask a compiled module for its length
+        return (
+            self.traced if self.compiled is None else self.compiled
+        )  # `or` would ask a compiled module for its length
 
 
 _memory: OrderedDict[Hashable, _Ready] = OrderedDict()
@@ -166,8 +169,7 @@ def _shapes(tensors: Tensors) -> Hashable:
 def _flags() -> Hashable:
     """Global settings that a compiled step has baked in."""
     return (
-        torch.get_float32_matmul_precision(),
-        torch.backends.cudnn.allow_tf32,
+        precision.settings(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_dtype(),
     )

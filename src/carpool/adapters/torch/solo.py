@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from carpool.planning.cursor import Chunk, Course, Cursor
 class SoloSession(Session):
     """Trains the user's own objects in place, on the device, and takes them back to where they came from."""
 
-    def __init__(self, built: Built, course: Course, device: str, store: Store) -> None:
+    def __init__(self, built: Built, course: Course, device: str, store: Store, random: bool = True) -> None:
         self._built, self._course, self._device = built, course, device
         self._homes = _homes(built.model)
         self._data = [store.on(device, tensor) for tensor in built.data.tensors]
@@ -31,13 +32,15 @@ class SoloSession(Session):
         self._best: dict[str, torch.Tensor] = {}
         self._steps = 0
         self._diverged = False
+        self._random = random
+        self._buffered = any(True for _ in built.model.buffers())
         _move(built, device)
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats(device)
 
     def advance(self, chunk: Chunk) -> Ticket:
         cursor = chunk.cursors[0]
-        totals: dict[str, torch.Tensor] = {}
+        totals: dict[str, Any] = {}
         if self._diverged:
             return Ticket(chunk, (totals, 0, True))
         with seeded(self._built.job.seed):
@@ -51,21 +54,22 @@ class SoloSession(Session):
                     self._diverged = True
                     return Ticket(chunk, (totals, step, True))
                 for name, value in values.items():
-                    totals[name] = totals.get(name, 0.0) + value.detach().to(torch.float64) * chunk.size
+                    totals[name] = totals.get(name, 0.0) + value * chunk.size
         return Ticket(chunk, (totals, chunk.steps, False))
 
-    def _step(self, epoch: int, batch: int, step: int, size: int) -> dict[str, torch.Tensor] | None:
-        """One step; None when the loss is not finite, and then nothing has changed but the buffers it restores."""
+    def _step(self, epoch: int, batch: int, step: int, size: int) -> dict[str, Any] | None:
+        """One step's values; None when the loss is not finite, and then nothing has changed."""
         built = self._built
         start = batch * self._course.batch_size
         index = self._positions(epoch)[start : start + size]
         inputs = built.data.batch([tensor[index] for tensor in self._data])
         reseed(built.seed * 1_000_003 + step)  # for operators that are not keyed
-        buffers = {name: buffer.clone() for name, buffer in built.model.named_buffers()}
+        buffers = {name: b.clone() for name, b in built.model.named_buffers()} if self._buffered else {}
         built.optimizer.zero_grad(set_to_none=True)
-        with Keyed(built.seed, step):
+        with Keyed(built.seed, step) if self._random else nullcontext():
             values = built.step(built.model, inputs)
-        if not torch.isfinite(values["loss"]):
+        loss = values["loss"].item()
+        if not math.isfinite(loss):
             _restore(built.model, buffers)
             return None
         values["loss"].backward()
@@ -75,7 +79,8 @@ class SoloSession(Session):
         self._steps = step + 1
         if built.timer is not None and built.timer.every == "step":
             built.timer.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau never steps by batch
-        return values
+        others = {name: value.detach().to(torch.float64) for name, value in values.items() if name != "loss"}
+        return {"loss": loss, **others}
 
     def _positions(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
@@ -109,9 +114,9 @@ class SoloSession(Session):
                     totals[name] = totals.get(name, 0.0) + value.to(torch.float64) * size
         return (MetricRow(0, 0, validation.length, {name: float(value) for name, value in totals.items()}),)
 
-    def end_epoch(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
+    def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
         if self._built.timer is not None:
-            self._built.timer.step_epoch(dict(metrics[0]))
+            self._built.timer.step_epoch(dict(metrics))
 
     def keep(self, rows: Sequence[int]) -> None:
         if rows:

@@ -40,7 +40,7 @@ class TorchAdapter(Adapter):
     def __init__(self, compile: str | bool = "auto") -> None:
         super().__init__(compile)
         self._known: dict[Job, Known] = {}
-        self._owners: dict[int, str] = {}
+        self._owners: dict[int, tuple[Any, str]] = {}
         self._probes: dict[Signature, Probe] = {}
         self._made: dict[int, tuple[Any, Any]] = {}
         self._store = Store()
@@ -101,11 +101,13 @@ class TorchAdapter(Adapter):
         )
 
     def _own(self, job: Job, thing: Any, word: str) -> None:
-        owner = self._owners.setdefault(id(thing), str(job.name))
+        _, owner = self._owners.setdefault(
+            id(thing), (thing, str(job.name))
+        )  # held, so that no id comes twice
         if owner != job.name:
             raise ModelError(
                 sentence(
-                    f"every job to have a {word} of its own",
+                    f"every job to have its own {word}",
                     f"one {type(thing).__name__} in {owner!r} and {job.name!r}",
                     f"pass a function that makes the {word}, or copy it",
                 )
@@ -121,7 +123,7 @@ class TorchAdapter(Adapter):
 
     def open(self, job: Job, device: str) -> Session:
         known = self._known[job]
-        return SoloSession(known.built, known.course, device, self._store)
+        return SoloSession(known.built, known.course, device, self._store, known.probe.random)
 
     def absorb(self, job: Job, state: JobState) -> Trained:
         absorb_into(self._known[job].built, state)

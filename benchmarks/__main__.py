@@ -1,0 +1,166 @@
+"""`python -m benchmarks [cpu|gpu|readme]`: parse, run, print."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.record import OURS, Report, Row
+
+ROOT = Path(__file__).parents[1]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    if options.command == "readme":
+        return _readme(options.out)
+    with _empty_compiler_cache():
+        command = options.command or _default_command()
+        return _gpu(options) if command == "gpu" else _cpu(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Peers beside carpool in one run."
+    )
+    parser.add_argument(
+        "command",
+        nargs="?",
+        choices=["cpu", "gpu", "readme"],
+        help="default: gpu where there is one, else cpu",
+    )
+    parser.add_argument("--quick", action="store_true", help="a look in about a minute; never used by readme")
+    parser.add_argument("--windows", type=int, default=5, help="alternating windows of every way (default 5)")
+    parser.add_argument("--rows", help="only these workloads: tiny,mlp,cnn,tfm or small-mlp,small-cnn")
+    parser.add_argument(
+        "--budget-s", type=float, default=440.0, help="gpu: seconds to share among the rows (440)"
+    )
+    parser.add_argument("--threads", type=int, help="torch's threads (default: torch's own choice)")
+    parser.add_argument(
+        "--compile", choices=["on", "auto", "off"], default="on", help="carpool.train's compile (default on)"
+    )
+    parser.add_argument(
+        "--device", help="gpu: where to run (default cuda:0); cpu tries the ways out without a GPU"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results"
+    )
+    return parser
+
+
+@contextmanager
+def _empty_compiler_cache() -> Iterator[None]:
+    """A first call is one only if nothing was compiled before, in an earlier run either."""
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    before = {name: os.environ.pop(name, None) for name in names}
+    with tempfile.TemporaryDirectory(prefix="benchmarks-", ignore_cleanup_errors=True) as empty:
+        os.environ |= {name: f"{empty}/{name.partition('_')[0].lower()}" for name in names}
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                os.environ |= {name: value} if value is not None else {}
+
+
+def _default_command() -> str:
+    import torch
+
+    return "gpu" if torch.cuda.is_available() else "cpu"
+
+
+def _cpu(options: argparse.Namespace) -> int:
+    from benchmarks import cpu, hardware
+
+    _set_threads(options.threads)
+    compile = _compile(options)
+    sizes = [
+        size for size in (cpu.QUICK_SIZES if options.quick else cpu.SIZES) if _wanted(size.workload, options)
+    ]
+    report = _report(
+        "cpu", options, hardware.describe("cpu"), cpu.settings(options.windows, compile), cpu.NOTES
+    )
+    return _record(report, cpu.run(sizes, options.windows, compile, _say), options.out)
+
+
+def _gpu(options: argparse.Namespace) -> int:
+    from benchmarks import gpu, hardware
+
+    _set_threads(options.threads)
+    device, compile = options.device or "cuda:0", _compile(options)
+    gpu.allow_tf32()
+    sizes = [
+        size for size in (gpu.QUICK_SIZES if options.quick else gpu.SIZES) if _wanted(size.workload, options)
+    ]
+    limits = gpu.Limits(options.windows, gpu.WINDOW_S, options.budget_s)
+    report = _report("gpu", options, hardware.describe(device), gpu.settings(limits, compile), gpu.NOTES)
+    return _record(report, gpu.run(sizes, limits, device, compile, _say), options.out)
+
+
+def _readme(results: Path) -> int:
+    from benchmarks import report
+
+    reports = report.newest(results)
+    if not reports:
+        _say(f"Expected full results in {results}, found none. Run `python -m benchmarks` first.")
+        return 1
+    try:
+        report.rewrite_readme(ROOT / "README.md", reports)
+    except (report.MarkersMissing, FileNotFoundError) as error:
+        _say(f"README.md was left as it is. {error}")
+        return 1
+    _say("README.md shows " + " and ".join(f"{one.kind} of {one.date}" for one in reports))
+    return 0
+
+
+def _record(report: Report, rows: Iterable[Row], folder: Path) -> int:
+    """Writes after every row, so that a run that is cut off keeps its results; 1 when carpool failed in a row."""
+    from benchmarks.report import markdown, write
+
+    path = write(report, folder)
+    for row in rows:
+        report = replace(report, rows=(*report.rows, row))
+        path = write(report, folder)
+    print(markdown(report), flush=True)
+    _say(f"written to {path}")
+    failed = [row for row in report.rows if (ours := row.way(OURS)) is None or ours.rate is None]
+    return 1 if failed else 0
+
+
+def _report(
+    kind: str, options: argparse.Namespace, hardware: dict, settings: dict, notes: tuple[str, ...]
+) -> Report:
+    from benchmarks.hardware import versions
+
+    today = datetime.now(UTC).date().isoformat()
+    return Report(kind, today, options.quick, hardware, versions(), settings, notes)
+
+
+def _compile(options: argparse.Namespace) -> str | bool:
+    return {"on": True, "off": False, "auto": "auto"}[options.compile]
+
+
+def _wanted(workload: str, options: argparse.Namespace) -> bool:
+    return options.rows is None or workload in options.rows.split(",")
+
+
+def _set_threads(threads: int | None) -> None:
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

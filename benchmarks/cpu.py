@@ -1,0 +1,118 @@
+"""The run on a CPU: small models, every way from seeds to trained weights, the same steps on the same data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks import fidelity, ours
+from benchmarks.peers_torch import Workers, train_in_turn, train_vmapped
+from benchmarks.record import Row
+from benchmarks.windows import Called, Way, measure
+from benchmarks.workloads import WORKLOADS, sampled, sweep
+
+SAMPLED = 2  # models that the plain loop and the processes train: a model's step takes as long whatever N is
+COMPARED = 4  # models whose weights are compared
+WORKERS = 2
+NOTES = (
+    "Every way goes from seeds to trained weights and follows loss and accuracy; carpool's window is a whole call of"
+    " `carpool.train`.",
+    f"The plain loop and the processes train {SAMPLED} of the models for all steps: what a model's step takes them does"
+    " not depend on how many models follow.",
+    f"Weights are compared for {COMPARED} of the models, spread over the learning rates.",
+    f"The processes are a pool of {WORKERS} that is already running: starting and importing are left out.",
+    "A first call compiles its step anew (the compiler's cache starts empty); the first row that compiles also loads"
+    " the compiler.",
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """One row: how many models of which structure, and for how many epochs in a window."""
+
+    workload: str
+    members: int
+    epochs: int
+
+
+SIZES = (
+    Size("small-mlp", 1, 64),
+    Size("small-mlp", 8, 96),
+    Size("small-mlp", 64, 32),
+    Size("small-mlp", 512, 6),
+    Size("small-cnn", 16, 4),
+)
+QUICK_SIZES = (
+    Size("small-mlp", 1, 16),
+    Size("small-mlp", 8, 24),
+    Size("small-mlp", 64, 8),
+    Size("small-cnn", 16, 1),
+)
+
+
+def settings(windows: int, compile: str | bool) -> dict[str, object]:
+    """What a reader needs to know to repeat the run."""
+    return {
+        "windows": windows,
+        "compile": compile,
+        "torch_threads": torch.get_num_threads(),
+        "processes": WORKERS,
+        "optimizer": "Adam, learning rates from 1e-4 to 1e-2",
+        "dtype": "float32",
+    }
+
+
+def run(
+    sizes: Sequence[Size], windows: int, compile: str | bool, say: Callable[[str], None] = print
+) -> Iterator[Row]:
+    """The rows, one by one."""
+    with Workers(WORKERS) as workers:
+        for size in sizes:
+            say(f"{size.members} × {size.workload}")
+            yield _row(size, workers, windows, compile)
+
+
+def _row(size: Size, workers: Workers, windows: int, compile: str | bool) -> Row:
+    workload = WORKLOADS[size.workload]
+    order = ours.Order(workload, sweep(size.members), workload.data(), size.epochs, compile=compile)
+    measured = measure(_ways(order, workers), windows)
+    return Row(
+        workload=workload.name,
+        title=workload.title,
+        members=size.members,
+        batch_size=workload.batch_size,
+        steps=order.steps,
+        measured=measured,
+        fidelity=fidelity.compare(order, COMPARED),
+    )
+
+
+def _ways(order: ours.Order, workers: Workers) -> list[Way]:
+    workload, data, epochs, few = order.workload, order.data, order.epochs, sampled(order.members, SAMPLED)
+    steps = workload.epoch_steps
+
+    def plain(epochs: int) -> int:
+        train_in_turn(workload, few, data, epochs)
+        return len(few) * epochs * steps
+
+    def vmapped(epochs: int) -> int:
+        train_vmapped(workload, order.members, data, epochs)
+        return len(order.members) * epochs * steps
+
+    def spread() -> int:
+        workers.train(workload, few, epochs)
+        return len(few) * epochs * steps
+
+    def start() -> int:
+        workers.warm_up(workload, few)
+        return workers.count * steps
+
+    # A peer's first call only warms up: nothing is compiled.
+    return [
+        ours.Carpool(order),
+        Called("plain loop", len(few), lambda: plain(epochs), lambda: plain(1)),
+        Called("torch.func vmap", len(order.members), lambda: vmapped(epochs), lambda: vmapped(1)),
+        Called(f"{WORKERS} processes", len(few), spread, start),
+    ]

@@ -1,0 +1,126 @@
+"""carpool through its public API, as a user would call it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+import carpool
+from benchmarks.record import OURS, Measured, Window
+from benchmarks.windows import Way, timed
+from benchmarks.workloads import Data, Member, Workload, accuracy, loss
+from carpool.events import EpochEnded, Event, GroupAdvanced, GroupStarted, GroupVerified
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to train, for how long, where."""
+
+    workload: Workload
+    members: tuple[Member, ...]
+    data: Data
+    epochs: int
+    device: str = "cpu"
+    compile: str | bool = True
+
+    @property
+    def steps(self) -> int:
+        """Steps of one member."""
+        return self.epochs * self.workload.epoch_steps
+
+    @property
+    def model_steps(self) -> int:
+        return self.steps * len(self.members)
+
+
+class Carpool(Way):
+    """A warm window is a whole call of `carpool.train`: jobs built, planned, checked, trained, results read."""
+
+    name = OURS
+
+    def __init__(self, order: Order) -> None:
+        self.members = len(order.members)
+        self._order = order
+        self._steady: list[Window] = []
+        self._peak_bytes: int | None = None
+        self._notes: dict[str, None] = {}
+
+    def prepare(self) -> Window:
+        return timed(lambda: self._train(None))
+
+    def window(self) -> Window:
+        return timed(lambda: self._train(self._steady))
+
+    def _train(self, steady: list[Window] | None) -> int:
+        stopwatch = Stopwatch()
+        results = train(self._order, stopwatch)
+        if steady is not None and (window := stopwatch.window()) is not None:
+            steady.append(window)
+        if self._peak_bytes is None:  # of the first call: later ones have the peers' memory beside them
+            self._peak_bytes = max(result.peak_bytes or 0 for result in results) or None
+        self._notes |= {f"{r.strategy}: {r.reason}": None for r in results if r.strategy != "fused"}
+        return sum(result.steps for result in results)
+
+    def finished(self, measured: Measured) -> Measured:
+        note = measured.note or "; ".join(self._notes)
+        return replace(measured, steady=tuple(self._steady), peak_bytes=self._peak_bytes, note=note[:300])
+
+
+def train(order: Order, reporter: Callable[[Event], None] | None = None) -> carpool.Results:
+    """All members by carpool, with the default strategy."""
+    reporters = [reporter] if reporter is not None else []
+    return carpool.train(_jobs(order), device=order.device, reporters=reporters, compile=order.compile)
+
+
+def _jobs(order: Order) -> Sequence[carpool.Job]:
+    workload = order.workload
+    return [
+        carpool.Job(
+            workload.make,
+            data=(order.data.x, order.data.y),
+            name=f"{workload.name}-{member.seed}",
+            loss=loss,
+            metrics={"accuracy": accuracy},
+            optimizer=partial(torch.optim.Adam, lr=member.lr),
+            batch_size=workload.batch_size,
+            epochs=order.epochs,
+            seed=member.seed,
+        )
+        for member in order.members
+    ]
+
+
+class Stopwatch:
+    """Listens to a run's events: for each group, from the end of its first check to its last epoch's end.
+
+    Building, planning, opening and checking are left out; what is captured or compiled after the check is not.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._starts: list[float] = []
+        self._stops: list[float] = []
+        self._steps = 0
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case GroupStarted():
+                self._starts.append(self._clock())
+                self._stops.append(self._starts[-1])
+            case GroupVerified() if self._stops[-1] == self._starts[-1]:  # before its first epoch ended
+                self._starts[-1] = self._stops[-1] = self._clock()
+            case GroupAdvanced(_, steps):
+                self._steps += steps
+            case EpochEnded():
+                self._stops[-1] = self._clock()
+            case _:
+                pass
+
+    def window(self) -> Window | None:
+        """All groups together; None when no epoch ended."""
+        seconds = sum(self._stops) - sum(self._starts)
+        return Window(seconds, self._steps) if seconds > 0 else None

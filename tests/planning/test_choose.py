@@ -1,0 +1,71 @@
+"""The rules that choose a strategy, and the sentence each gives."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.errors import FusionError, OptionError
+from carpool.planning.choose import Choice, check_strategy, choose
+from carpool.planning.cursor import Course
+from carpool.planning.group import Candidate
+from carpool.planning.spec import ModelSpec
+
+
+def candidate(
+    count: int, refusal: str | None = None, stranger: str | None = None, names: str = "abcdefgh"
+) -> Candidate:
+    specs = tuple(ModelSpec(name, "torch", (), Course(8, 4, 1), 1, 1) for name in names[:count])
+    return Candidate(specs, refusal, stranger)
+
+
+def test_jobs_of_one_structure_are_fused():
+    assert choose(candidate(3)) == Choice("fused", "3 jobs of one structure: one launch advances all of them")
+    assert choose(candidate(3), "fused").strategy == "fused"
+
+
+def test_a_job_alone_runs_in_turn_and_says_how_it_differs():
+    assert choose(candidate(1)) == Choice("in_turn", "no other job has its structure")
+    why = "differs from 'a': it has no 'fc'"
+    assert choose(candidate(1, stranger=why)).reason == f"no other job has its structure ({why})"
+
+
+def test_what_cannot_be_stacked_runs_in_turn_and_says_why():
+    chosen = choose(candidate(2, refusal="LBFGS has no stacked update"))
+    assert chosen == Choice("in_turn", "cannot be stacked: LBFGS has no stacked update")
+
+
+def test_in_turn_that_was_asked_for_is_what_it_gets():
+    assert choose(candidate(3), "in_turn") == Choice("in_turn", 'strategy="in_turn" was asked for')
+
+
+def test_fused_that_was_asked_for_raises_with_the_reason():
+    with pytest.raises(FusionError) as caught:
+        choose(candidate(2, refusal="'drop' is random"), "fused")
+    assert str(caught.value) == (
+        "Cannot fuse 'a', 'b': 'drop' is random. "
+        'Remedy: change that, or pass strategy="auto" to let them run in turn.'
+    )
+
+
+def test_a_long_list_of_names_is_shortened():
+    with pytest.raises(FusionError, match=r"^Cannot fuse 'a', 'b', 'c', \.\.\.: no\. "):
+        choose(candidate(5, refusal="no"), "fused")
+
+
+def test_fused_for_a_job_alone_names_what_differs():
+    with pytest.raises(
+        FusionError, match=r"Cannot fuse 'a': .*structure \(differs from 'z': .*\)\. Remedy: "
+    ):
+        choose(candidate(1, stranger="differs from 'z': it has no 'fc'"), "fused")
+
+
+@pytest.mark.parametrize("strategy", ["auto", "fused", "in_turn"])
+def test_strategies_that_exist_pass(strategy: str):
+    assert check_strategy(strategy) is None
+
+
+def test_a_strategy_that_does_not_exist_is_refused():
+    with pytest.raises(
+        OptionError, match=r"Expected a strategy out of auto, fused, in_turn\. Received: 'fast'\."
+    ):
+        check_strategy("fast")

@@ -1,0 +1,126 @@
+"""The plan and how it explains itself."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import pytest
+
+from carpool.errors import FusionError
+from carpool.planning.cursor import Course
+from carpool.planning.plan import Plan, make_plan
+from carpool.planning.spec import ModelSpec
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def spec(
+    name: str,
+    structure: str = "net",
+    course: tuple[int, int, int] = (8, 4, 2),
+    state_bytes: int = 3 * KIB,
+    step_bytes: int = KIB,
+    data: tuple[tuple[Hashable, int], ...] = (("x", 2 * MIB),),
+) -> ModelSpec:
+    return ModelSpec(name, "torch", (("model", structure),), Course(*course), state_bytes, step_bytes, data)
+
+
+def planned(*specs: ModelSpec, refusal: str | None = None, free_bytes: int = 8 * GIB, **options: Any) -> Plan:
+    return make_plan(specs, lambda members: refusal, device="cuda:0", free_bytes=free_bytes, **options)
+
+
+def test_the_whole_explanation_of_a_small_plan():
+    made = planned(
+        spec("a"),
+        spec("b", course=(10, 4, 2)),
+        spec("c", "other"),
+        rejected={"d": ValueError("no such file")},
+    )
+    assert made.explain() == "\n".join(
+        [
+            "4 jobs in 2 groups on cuda:0; 2 MiB of data, held once; 8.0 GiB free",
+            "group 0: fused, 2 jobs: a, b",
+            "  because 2 jobs of one structure: one launch advances all of them",
+            "  2 MiB expected (4 KiB a member); launches: 4 of batch 4, 2 of batch 2; "
+            "83 % of launched member-steps are useful",
+            "group 1: in_turn, 1 job: c",
+            "  because no other job has its structure (differs from 'a': 'model' is other, expected net)",
+            "  2 MiB expected (4 KiB a member); launches: 4 of batch 4; "
+            "100 % of launched member-steps are useful",
+            "cannot run: d: ValueError: no such file",
+        ]
+    )
+    assert str(made) == made.explain()
+
+
+def test_one_job_is_not_many():
+    assert planned(spec("a")).explain().startswith("1 job in 1 group on cuda:0;")
+
+
+def test_many_names_are_shortened():
+    made = planned(*(spec(f"lr={i}") for i in range(40)))
+    assert "group 0: fused, 40 jobs: lr=0, lr=1, ... lr=39\n" in made.explain()
+
+
+def test_memory_is_data_once_and_every_member():
+    (group,) = planned(spec("a"), spec("b")).groups
+    assert group.memory.total_bytes == 2 * MIB + 2 * 4 * KIB
+
+
+def test_distinct_arrays_all_count():
+    made = planned(spec("a", data=(("x", 10), ("y", 5))), spec("b", data=(("x", 10), ("z", 7))))
+    assert made.data_bytes == 22
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"), [(1000, "1000 B"), (2048, "2 KiB"), (5 * MIB, "5 MiB"), (3 * GIB // 2, "1.5 GiB")]
+)
+def test_bytes_are_shown_in_their_unit(size: int, shown: str):
+    assert f"; {shown} free" in planned(spec("a"), free_bytes=size).explain()
+
+
+def test_a_structure_that_does_not_fit_at_once_is_cut_into_even_slices():
+    room_for_four = 4 * 4 * KIB * 10 // 8
+    made = planned(*(spec(str(i)) for i in range(10)), free_bytes=2 * MIB + room_for_four)
+    assert [group.names for group in made.groups] == [
+        ("0", "1", "2", "3"),
+        ("4", "5", "6"),
+        ("7", "8", "9"),
+    ]
+    assert {group.strategy for group in made.groups} == {"fused"}
+    assert made.groups[0].reason.endswith("; 3 groups of about 4 fit the memory")
+
+
+def test_what_fits_is_not_cut():
+    made = planned(*(spec(str(i)) for i in range(10)))
+    assert len(made.groups) == 1
+    assert "fit the memory" not in made.groups[0].reason
+
+
+def test_jobs_in_turn_are_groups_of_their_own():
+    made = planned(spec("a"), spec("b"), strategy="in_turn")
+    assert [(group.names, group.strategy) for group in made.groups] == [
+        (("a",), "in_turn"),
+        (("b",), "in_turn"),
+    ]
+    refused = planned(spec("a"), spec("b"), refusal="no")
+    assert [group.reason for group in refused.groups] == ["cannot be stacked: no"] * 2
+
+
+def test_groups_keep_the_order_of_the_jobs():
+    made = planned(spec("a", "x"), spec("b", "y"), spec("c", "x"))
+    assert [group.names for group in made.groups] == [("a", "c"), ("b",)]
+    assert {group.adapter for group in made.groups} == {"torch"}
+
+
+def test_fused_that_cannot_be_raises():
+    with pytest.raises(FusionError, match="'model' is y, expected x"):
+        planned(spec("a", "x"), spec("b", "x"), spec("c", "y"), strategy="fused")
+
+
+def test_a_plan_of_rejected_jobs_only_says_so():
+    made = planned(rejected={"a": KeyError("x")})
+    assert made.groups == ()
+    assert made.explain().splitlines()[0].startswith("1 job in 0 groups on cuda:0")
+    assert made.explain().splitlines()[1] == "cannot run: a: KeyError: 'x'"

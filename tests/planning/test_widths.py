@@ -1,0 +1,75 @@
+"""How wide a stack is, and when a narrower one or a compiled one pays."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.planning.cursor import Course
+from carpool.planning.spec import ModelSpec
+from carpool.planning.widths import bucket, repacked, slices, width_limit, worth_compiling
+
+properties = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+
+
+def spec(state_bytes: int, step_bytes: int) -> ModelSpec:
+    return ModelSpec("a", "torch", (), Course(8, 4, 1), state_bytes, step_bytes)
+
+
+def test_the_width_leaves_headroom():
+    assert width_limit(spec(60, 40), free_bytes=1000) == 8
+    assert width_limit(spec(60, 40), free_bytes=999) == 7
+
+
+def test_the_width_is_at_least_one():
+    assert width_limit(spec(60, 40), free_bytes=10) == 1
+    assert width_limit(spec(60, 40), free_bytes=0) == 1
+
+
+def test_a_member_without_bytes_has_some_width():
+    assert width_limit(spec(0, 0), free_bytes=100) == 80
+
+
+@properties
+@given(st.integers(1, 200), st.integers(1, 50))
+def test_slices_are_few_even_and_complete(count: int, limit: int):
+    parts = slices(range(count), limit)
+    assert [member for part in parts for member in part] == list(range(count))
+    sizes = [len(part) for part in parts]
+    assert max(sizes) <= limit
+    assert max(sizes) - min(sizes) <= 1
+    assert len(parts) == -(-count // limit)
+
+
+@properties
+@given(st.integers(1, 5000))
+def test_a_bucket_is_the_next_power_of_two(active: int):
+    width = bucket(active)
+    assert width.bit_count() == 1
+    assert width // 2 < active <= width
+
+
+@properties
+@given(st.integers(1, 300), st.data(), st.integers(0, 10_000), st.floats(0, 10), st.floats(0, 100))
+def test_repacking_always_fits_and_always_pays(
+    width: int, data: st.DataObject, left: int, launch_s: float, prepare_s: float
+):
+    active = data.draw(st.integers(1, width))
+    target = repacked(width, active, left, launch_s, prepare_s)
+    if target is not None:
+        assert active <= target <= width // 2
+        assert left * launch_s * (1 - target / width) > prepare_s
+
+
+@pytest.mark.parametrize(
+    ("active", "left", "expected"),
+    [(7, 1000, 8), (7, 100, None), (33, 10**9, None), (32, 1000, 32), (1, 1000, 1)],
+)
+def test_repacking_weighs_the_saving_against_preparing(active: int, left: int, expected: int | None):
+    assert repacked(width=64, active=active, launches_left=left, launch_s=0.01, prepare_s=2.0) == expected
+
+
+def test_compiling_must_pay_twice_over():
+    assert worth_compiling(launches_left=1001, launch_s=0.01, compile_s=5.0)
+    assert not worth_compiling(launches_left=1000, launch_s=0.01, compile_s=5.0)

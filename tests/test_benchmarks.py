@@ -1,0 +1,315 @@
+"""The benchmarks' own arithmetic on fakes, and one minuscule run of everything."""
+
+from __future__ import annotations
+
+import doctest
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import __main__ as command
+from benchmarks import cpu, gpu, hardware, ours
+from benchmarks import report as reporting
+from benchmarks.peers_cuda import Steps
+from benchmarks.record import OURS, Fidelity, Measured, Report, Row, Window, from_json, to_json
+from benchmarks.windows import Called, measure
+from benchmarks.workloads import sampled, sweep
+from carpool.events import EpochEnded, Event, GroupAdvanced, GroupStarted, GroupVerified
+
+
+class FakeClock:
+    """Time that passes only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def takes(self, name: str, seconds: Iterator[float], log: list[str]) -> Callable[[], int]:
+        """A way's run of ten model-steps that lasts the next of these seconds."""
+
+        def run() -> int:
+            log.append(name)
+            self.now += next(seconds)
+            return 10
+
+        return run
+
+
+# Windows
+
+
+def test_windows_alternate_and_the_median_window_counts() -> None:
+    clock, log = FakeClock(), []
+    fast = Called("fast", 1, clock.takes("fast", iter([9.0, 1.0, 5.0, 2.0]), log), clock=clock)
+    slow = Called("slow", 1, clock.takes("slow", iter([9.0, 4.0, 4.0, 8.0]), log), clock=clock)
+
+    one, other = measure([fast, slow], windows=3, clock=clock)
+
+    assert log == ["fast", "slow"] * 4
+    assert one.first == Window(9.0, 10)
+    assert (one.rate, one.seconds) == (5.0, 2.0)
+    assert (other.rate, other.seconds) == (2.5, 4.0)
+
+
+def test_past_the_deadline_no_way_is_prepared_and_no_second_round_begins() -> None:
+    clock, log = FakeClock(), []
+    ours_ = Called("ours", 1, clock.takes("ours", iter([9.0] * 9), log), clock=clock)
+    peer = Called("peer", 1, clock.takes("peer", iter([9.0] * 9), log), clock=clock)
+
+    one, other = measure([ours_, peer], windows=5, deadline=8.0, clock=clock)
+
+    assert log == ["ours", "ours"]
+    assert len(one.windows) == 1
+    assert (other.note, other.rate) == ("skipped: out of time", None)
+
+
+def test_a_way_that_raises_is_a_note_and_the_others_go_on() -> None:
+    def fail() -> int:
+        raise MemoryError("too wide")
+
+    bad, good = measure([Called("bad", 1, fail), Called("good", 1, lambda: 7)], windows=2)
+
+    assert bad.note == "failed: MemoryError: too wide"
+    assert bad.windows == ()
+    assert [window.model_steps for window in good.windows] == [7, 7]
+
+
+def test_every_way_is_closed_whatever_happens() -> None:
+    closed: list[str] = []
+
+    class Interrupted(Called):
+        def close(self) -> None:
+            closed.append(self.name)
+
+    def interrupt() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure([Interrupted("a", 1, lambda: 1), Interrupted("b", 1, interrupt)], windows=1)
+    assert closed == ["a", "b"]
+
+
+def test_steady_steps_fill_their_window() -> None:
+    taken: list[None] = []
+    way = Steps("steps", 3, lambda: lambda: taken.append(None), "cpu", window_s=0.005)
+
+    assert way.prepare().model_steps == 3
+    before = len(taken)
+    assert way.window().model_steps == 3 * (len(taken) - before) > 3
+
+
+# Our own steady figure
+
+
+def heard(*events: tuple[float, Event]) -> Window | None:
+    clock = FakeClock()
+    stopwatch = ours.Stopwatch(clock=clock)
+    for clock.now, event in events:
+        stopwatch(event)
+    return stopwatch.window()
+
+
+def test_the_stopwatch_starts_after_the_first_check_and_stops_at_the_last_epoch() -> None:
+    window = heard(
+        (1.0, GroupStarted(0, ("a", "b"), "fused")),
+        (4.0, GroupVerified(0, 2, 0.0)),
+        (5.0, GroupAdvanced(0, 40)),
+        (6.0, EpochEnded("a", 0, {})),
+        (6.5, GroupVerified(0, 2, 0.0)),
+        (7.0, GroupAdvanced(0, 40)),
+        (9.0, EpochEnded("b", 1, {})),
+    )
+    assert window == Window(5.0, 80)
+
+
+def test_the_stopwatch_adds_groups_that_ran_in_turn() -> None:
+    window = heard(
+        (1.0, GroupStarted(0, ("a",), "in_turn")),
+        (2.0, GroupAdvanced(0, 10)),
+        (3.0, EpochEnded("a", 0, {})),
+        (10.0, GroupStarted(1, ("b",), "in_turn")),
+        (11.0, GroupAdvanced(1, 10)),
+        (14.0, EpochEnded("b", 0, {})),
+    )
+    assert window == Window(6.0, 20)
+
+
+def test_a_run_without_an_epoch_has_no_figure() -> None:
+    assert heard((1.0, GroupStarted(0, ("a",), "in_turn"))) is None
+
+
+# Reports
+
+
+def make_report(kind: str = "cpu", date: str = "2026-01-02", quick: bool = False) -> Report:
+    peer = Measured("plain loop", 2, windows=(Window(2.0, 2000), Window(1.0, 1000), Window(4.0, 1000)))
+    missing = Measured("vmap", 8, note="failed: MemoryError: too wide")
+    own = Measured(
+        OURS,
+        8,
+        Window(6.5, 8),
+        windows=(Window(0.5, 12_345),),
+        steady=(Window(1.0, 30_000),),
+        peak_bytes=2**29,
+    )
+    row = Row("small-mlp", "MLP", 8, 32, 96, (own, peer, missing), Fidelity(2, 96, 1.5e-7, 0.4))
+    hardware_ = {"cpu": "Fast CPU", "cores": 2} | ({"gpu": "NVIDIA H200"} if kind == "gpu" else {})
+    return Report(kind, date, quick, hardware_, {"torch": "2.13"}, {"torch_threads": 1}, ("A note.",), (row,))
+
+
+def test_a_report_survives_json() -> None:
+    report = make_report()
+
+    plain = json.loads(json.dumps(to_json(report)))
+
+    assert from_json(plain) == report
+    assert plain["rows"][0]["measured"][1]["model_steps_per_s"] == 1000.0
+    assert plain["rows"][0]["measured"][1]["ratio_of_carpool"] == pytest.approx(24.69)
+
+
+def test_the_table_has_rates_ratios_and_what_is_missing() -> None:
+    head, rule, row, *rest = reporting.markdown(make_report()).splitlines()
+
+    columns = [
+        "models",
+        "plain loop",
+        "vmap",
+        "carpool",
+        "carpool, after opening",
+        "largest Δ weight",
+        "first call",
+        "warm call",
+    ]
+    assert head.strip("| ").split(" | ") == columns
+    assert rule.count("---") == len(columns)
+    assert row.strip("| ").split(" | ") == [
+        "8 × MLP, batch 32",
+        "1.00 k (24.7×)",
+        "failed",
+        "**24.7 k**",
+        "30.0 k",
+        "1.5e-07 after 96 steps",
+        "6.5 s",
+        "0.5 s, 96 steps",
+    ]
+    assert any(
+        line.startswith("Fast CPU, 2 CPU cores, torch with 1 thread; torch 2.13; 2026-01-02;")
+        for line in rest
+    )
+    assert "- A note." in rest
+    assert "- 8 × small-mlp, vmap: failed: MemoryError: too wide" in rest
+
+
+def test_a_gpu_table_shows_memory_and_the_gpu() -> None:
+    text = reporting.markdown(make_report("gpu"))
+
+    assert "| 0.50 GiB |" in text
+    assert "NVIDIA H200" in text
+
+
+def test_files_are_named_by_date_and_hardware(tmp_path: Path) -> None:
+    made = [make_report(), make_report("gpu"), make_report(quick=True)]
+
+    names = [reporting.write(report, tmp_path).name for report in made]
+
+    assert names == ["2026-01-02-cpu.json", "2026-01-02-h200.json", "2026-01-02-cpu-quick.json"]
+    assert (tmp_path / "2026-01-02-h200.md").read_text() == reporting.markdown(made[1])
+
+
+def test_the_newest_full_report_of_each_kind_is_found(tmp_path: Path) -> None:
+    newest, gpu_report = make_report(date="2026-03-01"), make_report("gpu")
+    for report in (newest, make_report(), gpu_report, make_report(date="2026-04-01", quick=True)):
+        reporting.write(report, tmp_path)
+
+    assert reporting.newest(tmp_path) == [gpu_report, newest]
+
+
+# README
+
+
+def test_only_what_is_between_the_markers_changes() -> None:
+    text = f"# Title\n\n{reporting.START}\nold\n{reporting.END}\n\nEnd\n"
+
+    once = reporting.replaced(text, "| new |\n")
+
+    assert once == f"# Title\n\n{reporting.START}\n| new |\n{reporting.END}\n\nEnd\n"
+    assert reporting.replaced(once, "| new |\n") == once
+
+
+@pytest.mark.parametrize("text", ["", reporting.START, reporting.END, f"{reporting.END}{reporting.START}"])
+def test_missing_markers_are_said(text: str) -> None:
+    with pytest.raises(reporting.MarkersMissing, match="benchmarks:start"):
+        reporting.replaced(text, "table")
+
+
+def test_the_readme_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    readme, results = tmp_path / "README.md", tmp_path / "results"
+    arguments = ["readme", "--out", str(results)]
+
+    assert command.main(arguments) == 1
+    assert "found none" in capsys.readouterr().err
+    reporting.write(make_report(), results)
+    readme.write_text("no place for a table\n")
+    assert command.main(arguments) == 1
+    assert "README.md was left as it is" in capsys.readouterr().err
+    readme.write_text(f"{reporting.START}\n{reporting.END}\n")
+    assert command.main(arguments) == 0
+    assert "**24.7 k**" in readme.read_text()
+
+
+# The rest
+
+
+def test_samples_are_spread_over_the_sweep() -> None:
+    members = sweep(9)
+
+    assert [member.seed for member in sampled(members, 3)] == [0, 4, 8]
+    assert sampled(sweep(1), 3) == sweep(1)
+    assert (members[0].lr, members[-1].lr) == pytest.approx((1e-4, 1e-2))
+
+
+@pytest.mark.parametrize("module", [reporting, hardware, ours])
+def test_examples_in_docstrings(module: object) -> None:
+    outcome = doctest.testmod(module)  # type: ignore[arg-type]
+
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
+
+
+def test_the_cpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "SIZES", (cpu.Size("small-mlp", 3, 2),))
+    threads = torch.get_num_threads()
+
+    status = command.main(
+        ["cpu", "--windows", "1", "--compile", "off", "--threads", "1", "--out", str(tmp_path)]
+    )
+
+    torch.set_num_threads(threads)
+    assert status == 0
+    (report,) = reporting.newest(tmp_path)
+    (row,) = report.rows
+    assert report.ways == ("plain loop", "torch.func vmap", "2 processes", OURS)
+    assert all(one.rate and not one.note for one in row.measured)
+    assert [one.windows[0].model_steps for one in row.measured] == [3 * 64, 2 * 64, 3 * 64, 2 * 64]
+    assert row.fidelity is not None
+    assert row.fidelity.max_difference <= 1e-4 * row.fidelity.max_weight
+
+
+@pytest.mark.gpu
+def test_the_gpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "SIZES", (cpu.Size("tiny", 4, 2),))
+    monkeypatch.setattr(gpu, "allow_tf32", lambda: None)
+
+    status = command.main(["gpu", "--windows", "2", "--out", str(tmp_path)])
+
+    assert status == 0
+    (report,) = reporting.newest(tmp_path)
+    assert all(one.rate for one in report.rows[0].measured), [one.note for one in report.rows[0].measured]

@@ -1,0 +1,43 @@
+"""Every example in a docstring runs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import carpool
+
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(carpool.__path__, "carpool.")
+    if not module.name.endswith("__main__")
+)
+WITH_EXAMPLES = {
+    "carpool.job",
+    "carpool.grid",
+    "carpool.random",
+    "carpool.result",
+    "carpool.stopping",
+    "carpool.errors",
+    "carpool.train",
+    "carpool.planning.cursor",
+    "carpool.planning.widths",
+    "carpool.memory.ledger",
+    "carpool.testing.fakes",
+    "carpool.testing.pairs",
+}
+"""Modules whose public functions are shown by example: one that loses its examples fails a test."""
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of(name: str):
+    ran = doctest.testmod(importlib.import_module(name))
+    assert ran.failed == 0
+    assert ran.attempted > 0 or name not in WITH_EXAMPLES
+
+
+def test_every_module_with_examples_is_found():
+    assert set(MODULES) >= WITH_EXAMPLES

@@ -1,0 +1,153 @@
+"""The doctor: each check over an environment made up for it, and the real one read without a framework."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from carpool.doctor import NOTE, OK, PROBLEM, Finding, examine
+from carpool.environment import Environment, cuda_of, mps_runs, read
+from carpool.memory.device import DeviceMemory
+
+GIB = 1 << 30
+NO_FRAMEWORK = {"torch": None, "jax": None, "keras": None, "tensorflow": None}
+CPU_ONLY = Environment("3.12.1", "0.1", 8, NO_FRAMEWORK | {"torch": "2.13.0"}, compiler="/usr/bin/g++")
+WITH_GPU = replace(
+    CPU_ONLY,
+    gpus=(DeviceMemory("H200", 140 * GIB, 139 * GIB),),
+    torch_cuda="13.0",
+    driver_cuda="13.1",
+    variables={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+)
+
+
+def found(environment: Environment, subject: str) -> Finding | None:
+    return next((finding for finding in examine(environment) if finding.subject == subject), None)
+
+
+def state(environment: Environment, subject: str) -> str | None:
+    finding = found(environment, subject)
+    return None if finding is None else finding.state
+
+
+def with_variables(environment: Environment, **variables: str) -> Environment:
+    return replace(environment, variables={**environment.variables, **variables})
+
+
+@pytest.mark.parametrize("environment", [CPU_ONLY, WITH_GPU], ids=["cpu", "gpu"])
+def test_a_sound_machine_has_no_problem(environment: Environment) -> None:
+    assert [finding for finding in examine(environment) if finding.state == PROBLEM] == []
+
+
+def test_frameworks_are_listed_and_torch_is_needed() -> None:
+    assert found(CPU_ONLY, "torch") == Finding("torch", OK, "2.13.0")
+    assert found(CPU_ONLY, "jax") == Finding("jax", NOTE, "not installed")
+    assert state(replace(CPU_ONLY, frameworks=NO_FRAMEWORK), "frameworks") == PROBLEM
+
+
+def test_a_gpu_that_others_fill_is_noted() -> None:
+    full = replace(WITH_GPU, gpus=(DeviceMemory("H200", 140 * GIB, 10 * GIB),))
+    assert found(full, "GPU 0") == Finding(
+        "GPU 0", NOTE, "H200, 10.0 of 140.0 GiB free; another process holds the rest"
+    )
+    assert state(WITH_GPU, "GPU 0") == OK
+    assert state(CPU_ONLY, "GPU") == NOTE
+
+
+@pytest.mark.parametrize(
+    ("build", "driver", "expected"),
+    [
+        ("13.0", "13.1", OK),
+        ("13.2", "13.0", OK),
+        ("13.0", "12.8", PROBLEM),
+        (None, "13.0", PROBLEM),
+        ("13.0", None, NOTE),
+    ],
+)
+def test_torch_and_driver_must_agree(build: str | None, driver: str | None, expected: str) -> None:
+    assert state(replace(WITH_GPU, torch_cuda=build, driver_cuda=driver), "torch CUDA") == expected
+
+
+def test_no_compiler_is_a_problem_on_the_cpu_only() -> None:
+    assert state(replace(CPU_ONLY, compiler=None), "C++ compiler") == PROBLEM
+    assert state(replace(WITH_GPU, compiler=None), "C++ compiler") == NOTE
+
+
+def test_mps_is_told_where_there_is_a_gpu() -> None:
+    assert found(CPU_ONLY, "CUDA MPS") is None
+    assert state(WITH_GPU, "CUDA MPS") == NOTE
+    ready = replace(WITH_GPU, mps_control="/usr/bin/nvidia-cuda-mps-control", mps_running=True)
+    assert found(ready, "CUDA MPS") == Finding("CUDA MPS", OK, "/usr/bin/nvidia-cuda-mps-control, running")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("", PROBLEM),
+        ("0", OK),
+        ("GPU-8a2f", OK),
+        ("-1", PROBLEM),
+        ("1", PROBLEM),
+        ("0,0", PROBLEM),
+        ("zero", PROBLEM),
+    ],
+)
+def test_odd_visible_devices_are_said(value: str, expected: str) -> None:
+    assert state(with_variables(WITH_GPU, CUDA_VISIBLE_DEVICES=value), "CUDA_VISIBLE_DEVICES") == expected
+
+
+def test_visible_devices_matter_less_without_a_gpu() -> None:
+    assert state(with_variables(CPU_ONLY, CUDA_VISIBLE_DEVICES=""), "CUDA_VISIBLE_DEVICES") == NOTE
+    assert state(CPU_ONLY, "CUDA_VISIBLE_DEVICES") is None
+
+
+@pytest.mark.parametrize(("value", "expected"), [("4", OK), ("8", OK), ("9", PROBLEM), ("many", NOTE)])
+def test_more_threads_than_cores_are_said(value: str, expected: str) -> None:
+    assert state(with_variables(CPU_ONLY, OMP_NUM_THREADS=value), "OMP_NUM_THREADS") == expected
+
+
+def test_frameworks_that_take_the_whole_gpu_are_noted() -> None:
+    both = replace(WITH_GPU, frameworks={**WITH_GPU.frameworks, "jax": "0.10", "tensorflow": "2.20"})
+    assert state(both, "JAX memory") == state(both, "TensorFlow memory") == NOTE
+    tamed = with_variables(both, XLA_PYTHON_CLIENT_PREALLOCATE="false", TF_FORCE_GPU_ALLOW_GROWTH="true")
+    assert state(tamed, "JAX memory") is None
+    assert state(tamed, "TensorFlow memory") is None
+    assert state(replace(both, gpus=()), "JAX memory") is None
+
+
+def test_torch_settings_that_cost_are_said() -> None:
+    assert state(replace(WITH_GPU, variables={}), "PYTORCH_ALLOC_CONF") == NOTE
+    assert state(WITH_GPU, "PYTORCH_ALLOC_CONF") is None
+    assert state(replace(WITH_GPU, variables={"PYTORCH_CUDA_ALLOC_CONF": "x"}), "PYTORCH_ALLOC_CONF") is None
+    assert state(with_variables(WITH_GPU, CUDA_LAUNCH_BLOCKING="1"), "CUDA_LAUNCH_BLOCKING") == PROBLEM
+    assert state(with_variables(WITH_GPU, CUDA_LAUNCH_BLOCKING="0"), "CUDA_LAUNCH_BLOCKING") is None
+    assert state(with_variables(CPU_ONLY, TORCHDYNAMO_DISABLE="1"), "TORCHDYNAMO_DISABLE") == PROBLEM
+
+
+def test_cuda_is_read_from_torchs_version_file() -> None:
+    assert (
+        cuda_of("__all__ = ['cuda']\n__version__ = '2.13.0'\ncuda: Optional[str] = '12.8'\nhip = None\n")
+        == "12.8"
+    )
+    assert cuda_of("cuda: Optional[str] = None\n") is None
+
+
+def test_mps_runs_while_its_daemon_lives(tmp_path: Path) -> None:
+    assert not mps_runs(tmp_path)
+    (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")
+    assert mps_runs(tmp_path)
+
+
+def test_this_machine_is_read_without_importing_a_framework() -> None:
+    code = (
+        "import sys, carpool.environment as e, carpool.doctor as d\n"
+        "env = e.read(); assert d.examine(env)\n"
+        "assert not set(e.FRAMEWORKS) & set(sys.modules), set(e.FRAMEWORKS) & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert read().cores >= 1

@@ -1,0 +1,70 @@
+"""What the documents say runs, their links lead somewhere, and the benchmarks find their place in the README."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+WITH_CODE = ("README.md", "docs/fidelity.md", "docs/fusing.md")
+MARKERS = ("<!-- benchmarks:start -->", "<!-- benchmarks:end -->")
+
+
+def python_blocks(document: Path) -> list[tuple[int, str]]:
+    """The Python blocks of a document, each with the line it starts at."""
+    text = document.read_text()
+    found = re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, block.start(1)) + 1, block.group(1)) for block in found]
+
+
+BLOCKS = [
+    pytest.param(document, line, code, id=f"{document.relative_to(ROOT)}:{line}")
+    for document in DOCUMENTS
+    for line, code in python_blocks(document)
+]
+
+
+def test_the_documents_that_should_show_code_do():
+    assert {str(param.values[0].relative_to(ROOT)) for param in BLOCKS} == set(WITH_CODE)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("document", "line", "code"), BLOCKS)
+def test_the_code_runs(document: Path, line: int, code: str):
+    padded = "\n" * (line - 1) + code  # a traceback names the document's own line
+    exec(compile(padded, str(document), "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        path, _, anchor = target.partition("#")
+        if path.startswith("http"):
+            continue
+        led = (document.parent / path) if path else document
+        assert led.exists(), f"{document.name} links to {target}"
+        assert not anchor or anchor in anchors(led), f"{document.name} links to {target}"
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_make_targets_that_are_named_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for document in DOCUMENTS:
+        named = set(re.findall(r"(?:`|^)(?:PYTHON=\S+ )?make ([a-z-]+)", document.read_text(), re.MULTILINE))
+        assert named <= targets, f"{document.name} names {sorted(named - targets)}"
+
+
+def test_the_benchmarks_have_their_place():
+    text = (ROOT / "README.md").read_text()
+    assert [text.count(marker) for marker in MARKERS] == [1, 1]
+    assert text.index(MARKERS[0]) < text.index(MARKERS[1])

@@ -1,0 +1,244 @@
+"""Results: by place and by name, ranked, as text, as a frame, as a page and as files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from carpool import Outcome, Result, Results
+from carpool.errors import OptionError
+
+
+def result(
+    name: str, loss: float | None = None, outcome: Outcome = Outcome.COMPLETED, **fields: Any
+) -> Result:
+    history = {} if loss is None else {"loss": [9.0, loss]}
+    return Result(name, outcome, **{"history": history, "steps": 10, **fields})
+
+
+def three() -> Results:
+    return Results([result("a", 0.5), result("b", 0.25), result("c", 0.75)], seconds=2.0)
+
+
+# A sequence
+
+
+def test_results_are_had_by_place_by_name_and_in_part():
+    results = three()
+    assert results[0].name == results["a"].name == "a"
+    assert results[-1] is results["c"]
+    assert [r.name for r in results[1:]] == ["b", "c"]
+    assert isinstance(results[1:], Results)
+    assert results[1:].seconds == 2.0
+    assert [r.name for r in results] == ["a", "b", "c"]
+
+
+def test_an_unknown_name_is_told_the_known_ones():
+    with pytest.raises(KeyError, match=r"Received: 'z'\. Remedy: use one of a, b, c"):
+        three()["z"]
+
+
+def test_a_long_list_of_names_is_shortened():
+    with pytest.raises(KeyError, match="use one of 0, 1, 2, 3, 4, 5, 6, 7 and 12 more"):
+        Results([result(str(i)) for i in range(20)])["z"]
+
+
+def test_failed_are_those_that_raised_or_diverged():
+    results = Results(
+        [result(outcome.word, outcome=outcome) for outcome in Outcome],
+    )
+    assert [r.name for r in results.failed] == ["diverged", "failed"]
+
+
+def test_metrics_come_in_the_order_first_seen():
+    results = Results([result("a", 1.0), result("b", history={"acc": [1.0], "loss": [2.0]})])
+    assert results.metrics == ("loss", "acc")
+
+
+def test_the_last_value_is_nan_where_there_is_none():
+    assert result("a", 0.5).last("loss") == 0.5
+    assert math.isnan(result("a").last("loss"))
+    assert math.isnan(result("a", history={"loss": []}).last("loss"))
+
+
+def test_every_outcome_has_a_word_and_a_sentence():
+    assert [outcome.word for outcome in Outcome] == [
+        "completed",
+        "stopped",
+        "diverged",
+        "failed",
+        "interrupted",
+    ]
+    assert all(" " in outcome.value for outcome in Outcome)
+
+
+# The best
+
+
+def test_the_best_is_the_smallest_loss_and_the_largest_accuracy():
+    assert three().best("loss").name == "b"
+    assert three().best("loss", mode="max").name == "c"
+    accuracy = Results([result("a", history={"acc": [0.5]}), result("b", history={"acc": [0.75]})])
+    assert accuracy.best("acc").name == "b"
+
+
+def test_the_best_is_by_the_last_value():
+    results = Results([result("a", history={"loss": [0.1, 0.9]}), result("b", history={"loss": [0.9, 0.8]})])
+    assert results.best("loss").name == "b"
+
+
+@pytest.mark.parametrize(
+    "unsound",
+    [
+        result("x", 0.0, Outcome.DIVERGED),
+        result("x", 0.0, Outcome.FAILED),
+        result("x", -math.inf),
+        result("x", math.nan),
+        result("x"),
+    ],
+    ids=["diverged", "failed", "infinite", "nan", "none"],
+)
+def test_unsound_jobs_are_never_best(unsound: Result):
+    assert Results([unsound, result("a", 0.5)]).best("loss").name == "a"
+
+
+@pytest.mark.parametrize("outcome", [Outcome.STOPPED, Outcome.INTERRUPTED])
+def test_jobs_that_ended_early_can_be_best(outcome: Outcome):
+    assert Results([result("x", 0.0, outcome), result("a", 0.5)]).best("loss").name == "x"
+
+
+def test_an_unknown_metric_is_told_the_known_ones():
+    with pytest.raises(OptionError, match=r"one of the metrics loss\. Received: 'val_loss'\. Remedy: "):
+        three().best()
+
+
+def test_without_a_sound_job_there_is_no_best():
+    with pytest.raises(OptionError, match=r"a job with a finite loss\. Received: none"):
+        Results([result("a", math.nan), result("b", 0.1, Outcome.FAILED)]).best("loss")
+
+
+# As text
+
+
+def test_the_table_is_aligned():
+    results = Results([result("long-name", 0.123456), result("b", outcome=Outcome.INTERRUPTED, steps=1000)])
+    assert results.table() == "\n".join(
+        [
+            "name       outcome      steps  loss",
+            "long-name  completed    10     0.1235",
+            "b          interrupted  1000",
+        ]
+    )
+
+
+def test_the_table_sorts_best_first_and_unsound_last():
+    results = Results([result("x", 0.0, Outcome.DIVERGED), *three()])
+    assert [line.split()[0] for line in results.table(sort="loss").splitlines()[1:]] == ["b", "a", "c", "x"]
+    assert [row["name"] for row in results.rows(sort="loss", top=2)] == ["b", "a"]
+    assert len(results.table(top=1).splitlines()) == 2
+
+
+def test_the_table_cannot_sort_by_what_is_not_there():
+    with pytest.raises(OptionError, match="Received: 'acc'"):
+        three().table(sort="acc")
+
+
+def test_the_table_sorts_also_when_no_job_is_sound():
+    assert len(Results([result("a", 0.1, Outcome.DIVERGED)]).table(sort="loss").splitlines()) == 2
+
+
+def test_no_results_are_a_head_only():
+    assert Results([]).table() == "name  outcome  steps"
+
+
+def test_the_repr_counts_outcomes():
+    results = Results([*three(), result("x", outcome=Outcome.FAILED)], seconds=12.34)
+    assert repr(results) == "Results(4 jobs: 3 completed, 1 failed; 12.3 s)"
+
+
+# As a frame
+
+
+def test_the_frame_has_a_row_a_job_with_its_config():
+    frame = Results(
+        [result("a", 0.5, config={"lr": 0.1}, seconds=1.5, strategy="fused"), result("b")]
+    ).frame()
+    assert list(frame.index) == ["a", "b"]
+    assert frame.loc["a"].to_dict() == {
+        "lr": 0.1,
+        "outcome": "completed",
+        "steps": 10,
+        "loss": 0.5,
+        "seconds": 1.5,
+        "strategy": "fused",
+    }
+    assert math.isnan(frame.loc["b", "loss"])
+
+
+def test_a_frame_of_nothing_is_empty():
+    assert len(three().failed.frame()) == 0
+
+
+# As a page
+
+
+def test_the_page_escapes_what_users_wrote():
+    nasty = result("<script>alert(1)</script>", history={"<b>loss</b>": [0.5]})
+    page = Results([nasty])._repr_html_()
+    assert "<script>" not in page
+    assert "<b>" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "<td>0.5</td>" in page
+
+
+def test_the_page_shows_a_hundred_and_counts_the_rest():
+    page = Results([result(str(i), 0.5) for i in range(130)])._repr_html_()
+    assert page.count("<tr>") == 101
+    assert "<p>and 30 more</p>" in page
+    assert "more</p>" not in three()._repr_html_()
+
+
+# As files
+
+
+def test_saving_writes_every_model_and_what_became_of_it(tmp_path: Path):
+    model = torch.nn.Linear(2, 1)
+    results = Results(
+        [
+            result("a", 0.5, model=model, config={"lr": 0.1, "act": max}, strategy="fused", reason="because"),
+            result("b", outcome=Outcome.FAILED, error=ValueError("two\nlines")),
+        ],
+        seconds=3.0,
+    )
+    folder = results.save(tmp_path / "deep" / "run")
+    saved = json.loads((folder / "results.json").read_text())
+    assert saved["seconds"] == 3.0
+    first, second = saved["jobs"]
+    assert first == {
+        "name": "a",
+        "outcome": "completed",
+        "error": None,
+        "config": {"lr": 0.1, "act": "<built-in function max>"},
+        "history": {"loss": [9.0, 0.5]},
+        "steps": 10,
+        "seconds": 0.0,
+        "strategy": "fused",
+        "reason": "because",
+        "weights": "00000.safetensors",
+    }
+    assert (second["error"], second["weights"]) == ("ValueError: two lines", None)
+    weights = load_file(folder / "00000.safetensors")
+    assert weights.keys() == dict(model.named_parameters()).keys()
+    assert torch.equal(weights["weight"], model.weight)
+
+
+def test_saving_again_overwrites(tmp_path: Path):
+    three().save(tmp_path)
+    Results([result("z", 1.0)]).save(tmp_path)
+    assert [job["name"] for job in json.loads((tmp_path / "results.json").read_text())["jobs"]] == ["z"]
