@@ -276,7 +276,7 @@ def test_samples_are_spread_over_the_sweep() -> None:
     assert (members[0].lr, members[-1].lr) == pytest.approx((1e-4, 1e-2))
 
 
-@pytest.mark.parametrize("module", [reporting, hardware, ours])
+@pytest.mark.parametrize("module", [reporting, hardware])
 def test_examples_in_docstrings(module: object) -> None:
     outcome = doctest.testmod(module)  # type: ignore[arg-type]
 

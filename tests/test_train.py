@@ -568,3 +568,37 @@ def test_a_plan_refuses_what_train_would_refuse():
         carpool.plan([job()], device="tpu")
     with pytest.raises(LossError):
         carpool.plan([job(loss=_unreduced)], device="cpu")
+
+
+def test_a_reporter_that_raises_is_left_out_and_changes_nothing():
+    def broken(event: object) -> None:
+        raise ValueError("I cannot count")
+
+    jobs = [job(name="a"), job(name="b", seed=1)]
+    seen: list = []
+    with pytest.warns(UserWarning, match="I cannot count.*goes on without it"):
+        results = carpool.train(jobs, device="cpu", compile=False, reporters=[broken, seen.append])
+    assert {result.strategy for result in results} == {"fused"}
+    assert len(seen) > 5
+
+
+@pytest.mark.parametrize("strategy", ["fused", "in_turn"])
+def test_gradients_are_taken_where_the_caller_switched_them_off(strategy: str):
+    plain = carpool.train(
+        [job(name="a"), job(name="b", seed=1)], device="cpu", compile=False, reporters=[], strategy=strategy
+    )
+    with torch.no_grad():
+        off = carpool.train(
+            [job(name="a"), job(name="b", seed=1)],
+            device="cpu",
+            compile=False,
+            reporters=[],
+            strategy=strategy,
+        )
+    assert off["b"].history == plain["b"].history
+
+
+def test_two_jobs_may_not_share_a_layer():
+    shared = nn.Linear(4, 1)
+    with pytest.raises(ModelError, match="its own trainable parameters"):
+        carpool.plan([job(name="a", model=nn.Sequential(shared)), job(name="b", model=nn.Sequential(shared))])

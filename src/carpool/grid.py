@@ -60,5 +60,6 @@ class Grid(Sequence[Job]):
 
 def _shown(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:g}"
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
     return getattr(value, "__name__", None) or str(value)

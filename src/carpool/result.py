@@ -208,13 +208,20 @@ def _entry(result: Result, weights: str | None) -> dict[str, Any]:
         "outcome": result.outcome.word,
         "error": described(result.error) if result.error else None,
         "config": dict(result.config),
-        "history": {metric: list(values) for metric, values in result.history.items()},
+        "history": {
+            metric: [_finite(value) for value in values] for metric, values in result.history.items()
+        },
         "steps": result.steps,
         "seconds": result.seconds,
         "strategy": result.strategy,
         "reason": result.reason,
         "weights": weights,
     }
+
+
+def _finite(value: float) -> float | str:
+    """JSON has no NaN: such a value is written as its word."""
+    return value if math.isfinite(value) else str(value)
 
 
 def _cell(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from carpool import adapters
 from carpool import reporters as reporting
 from carpool.adapters.base import Adapter
-from carpool.errors import CarpoolError, Interrupted, OptionError, sentence
+from carpool.errors import CarpoolError, Interrupted, OptionError, described, sentence
 from carpool.events import Emit, Event, RunEnded, RunStarted
 from carpool.executors.in_turn import Orders, Run
 from carpool.executors.interrupt import Pause
@@ -167,8 +168,13 @@ class _Reporting:
         return self._emit
 
     def _emit(self, event: Event) -> None:
-        for reporter in self._reporters:
-            reporter(event)
+        for reporter in tuple(self._reporters):
+            try:
+                reporter(event)
+            except Exception as error:  # a reporter watches: what it raises must not change what it watches
+                self._reporters.remove(reporter)
+                text = f"carpool: reporter {reporter!r} raised {described(error)}; the run goes on without it"
+                warnings.warn(text, stacklevel=2)
 
     def __exit__(self, *_: object) -> None:
         for reporter in self._reporters:

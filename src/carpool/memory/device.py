@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pynvml
 
@@ -64,4 +65,15 @@ def _nvml():
 
 def _host() -> DeviceMemory:
     page = os.sysconf("SC_PAGE_SIZE")
-    return DeviceMemory("cpu", page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES"))
+    free = _available() or page * os.sysconf("SC_AVPHYS_PAGES")
+    return DeviceMemory("cpu", page * os.sysconf("SC_PHYS_PAGES"), free)
+
+
+def _available() -> int | None:
+    """What Linux says can be had without swapping: free pages and the page cache it would give back."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return next((int(kilobytes) * 1024 for kilobytes in found), None)

@@ -71,7 +71,8 @@ def try_step(recipe: Recipe, case: Case) -> Exception | None:
 
 def solo_step(recipe: Recipe, case: Case) -> Alone:
     """The step alone: forward, backward, clipping and the real optimizer's own update."""
-    leaves, values, buffers = _forward(recipe, case)
+    with torch.enable_grad():
+        leaves, values, buffers = _forward(recipe, case)
     values["loss"].backward()
     grads = {name: leaf.grad.clone() for name, leaf in leaves.items() if leaf.grad is not None}
     if case.built.job.clip_norm is not None:

@@ -144,6 +144,8 @@ def _parameter_refusal(known: Known) -> str | None:
 
 
 def _state_refusal(known: Known) -> str | None:
+    if not known.built.optimizer.state:
+        return None
     layout = make_layout(known.built, known.probe.idle)
     try:
         stack.updates_done(layout, stack.initial_states(known.built))

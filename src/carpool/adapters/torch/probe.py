@@ -60,7 +60,7 @@ class Probe:
 def probe(built: Built) -> Probe:
     """Probes a job's structure; raises only for misuse, such as a loss that is not a scalar."""
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
             return _probe(built, fake)
     except CarpoolError:
         raise

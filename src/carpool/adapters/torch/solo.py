@@ -66,7 +66,7 @@ class SoloSession(Session):
         reseed(built.seed * 1_000_003 + step)  # for operators that are not keyed
         buffers = {name: b.clone() for name, b in built.model.named_buffers()} if self._buffered else {}
         built.optimizer.zero_grad(set_to_none=True)
-        with Keyed(built.seed, step) if self._random else nullcontext():
+        with torch.enable_grad(), Keyed(built.seed, step) if self._random else nullcontext():
             values = built.step(built.model, inputs)
         loss = values["loss"].item()
         if not math.isfinite(loss):

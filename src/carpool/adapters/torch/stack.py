@@ -88,9 +88,14 @@ def write_rows(layout: Layout, tensors: Tensors, rows: Sequence[int], states: Se
     index = torch.tensor(list(rows), device=tensors["weights"].device)
     _put(tensors["weights"], index, _matrix(layout, [state.model for state in states]))
     for slot in layout.slots:
-        _put(
-            tensors[f"slot:{slot}"], index, _matrix(layout, [_slot(layout, state, slot) for state in states])
-        )
+        if any(state.optimizer for state in states):
+            _put(
+                tensors[f"slot:{slot}"],
+                index,
+                _matrix(layout, [_slot(layout, state, slot) for state in states]),
+            )
+        else:  # fresh optimizers: zeros need no trip from the host
+            tensors[f"slot:{slot}"].index_fill_(0, index, 0)
     for name, tensor in tensors.items():
         kind, _, leaf = name.partition(":")
         if kind in ("fixed", "buffer"):
@@ -120,6 +125,8 @@ def _slot(layout: Layout, state: JobState, slot: str) -> Mapping[str, Tensor]:
 def updates_done(layout: Layout, state: JobState) -> np.ndarray:
     """How many updates each parameter group has had. Raises ValueError where a group's leaves disagree."""
     counts = np.zeros(len(layout.spans))
+    if not state.optimizer:
+        return counts
     for number, span in enumerate(layout.spans):
         seen = {_count(state.optimizer.get(leaf.name, {})) for leaf in span.leaves}
         if len(seen) > 1:

@@ -85,6 +85,9 @@ class TorchAdapter(Adapter):
     def _build(self, job: Job) -> Built:
         model = build_model(job)
         self._own(job, model, "model")
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                self._own(job, parameter, "trainable parameters")
         optimizer = build_optimizer(job, model)
         self._own(job, optimizer, "optimizer")
         validation = None
