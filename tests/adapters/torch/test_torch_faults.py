@@ -250,3 +250,16 @@ def test_a_group_that_gives_up_in_the_middle_starts_its_members_from_the_start(m
         assert any(isinstance(event, GroupFellBack) for event in events)
         assert "driver reset" in results[0].reason
         assert_others_equal_their_solo_runs(group, results)
+
+
+def test_a_diverged_members_optimizer_has_counted_only_its_own_steps():
+    """The driver runs ahead of what it has read: a frozen row must not take the counts of chunks it sat out."""
+    x, y = tables(True)["vector"]
+    spoiled = x.clone()
+    spoiled[int(carpool.batch_order(BAD, 0, len(y))[20])] = float("nan")
+    adam = partial(torch.optim.Adam, lr=1e-3)
+    group = [replace(job, optimizer=adam) for job in jobs(epochs=5)[BAD : BAD + 3]]
+    group[0] = replace(group[0], data=(spoiled, y))
+    diverged = run(group)[0]
+    assert (diverged.outcome, diverged.steps) == (Outcome.DIVERGED, 1)
+    assert {float(state["step"]) for state in diverged.optimizer.state.values()} == {1.0}

@@ -1,5 +1,66 @@
-"""What only a GPU can show: no waiting inside a chunk, captured steps, memory given back."""
+"""What only a GPU can show: no waiting inside a chunk, memory given back, objects left where they were."""
+
+import gc
+from functools import partial
 
 import pytest
+import torch
+import torch.nn.functional as F
+from zoo import mlp
+
+import carpool
+from carpool.adapters.torch.fused import StackedSession
+from carpool.adapters.torch.train import TorchAdapter
+from carpool.planning.cursor import Chunk, Cursor
 
 pytestmark = pytest.mark.gpu
+X, Y = torch.randn(512, 6), torch.randint(0, 3, (512,))
+
+
+def job(seed: int) -> carpool.Job:
+    optimizer = partial(torch.optim.AdamW, lr=1e-3 * (1 + seed))
+    return carpool.Job(
+        mlp, (X, Y), name=f"m{seed}", loss=F.cross_entropy, optimizer=optimizer, batch_size=16, seed=seed
+    )
+
+
+def test_nothing_waits_inside_a_chunk():
+    adapter = TorchAdapter(compile=False)
+    jobs = [job(seed) for seed in range(4)]
+    for one in jobs:
+        adapter.describe(one)
+    assert adapter.fuser is not None
+    session = adapter.fuser.open(jobs, 4, adapter.device("cuda"), lambda *_: None)
+    assert isinstance(session, StackedSession)
+    session.advance(Chunk((0, 1, 2, 3), (Cursor(),) * 4, 16, 17))  # captures both graphs
+    program = session._train_program(16)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        program.run(15)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    session.close()
+
+
+def test_memory_comes_back_after_each_run():
+    def held() -> int:
+        gc.collect()
+        return torch.cuda.memory_allocated()
+
+    carpool.train([job(seed) for seed in range(64)], device="cuda", reporters=[], compile=False)
+    after_warm_up = held()
+    for _ in range(3):
+        carpool.train([job(seed) for seed in range(64)], device="cuda", reporters=[], compile=False)
+    assert abs(held() - after_warm_up) < 1 << 20
+
+
+@pytest.mark.parametrize("strategy", ["fused", "in_turn"])
+def test_objects_are_left_on_the_device_they_came_from(strategy):
+    live = mlp()
+    optimizer = torch.optim.AdamW(live.parameters(), lr=1e-3)
+    jobs = [carpool.Job(live, (X, Y), loss=F.cross_entropy, optimizer=optimizer, batch_size=16), job(1)]
+    results = carpool.train(jobs, device="cuda", reporters=[], strategy=strategy, compile=False)
+    assert results[0].model is live
+    assert {parameter.device.type for parameter in live.parameters()} == {"cpu"}
+    assert {slot.device.type for state in optimizer.state.values() for slot in state.values()} == {"cpu"}
+    assert results[0].peak_bytes

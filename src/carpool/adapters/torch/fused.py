@@ -17,9 +17,11 @@ from carpool.adapters.torch.absorb import restore_into
 from carpool.adapters.torch.check import Case, compare, solo_step, try_step
 from carpool.adapters.torch.clock import Clock, Receipt
 from carpool.adapters.torch.hypers import Ahead, Hypers, columns
+from carpool.adapters.torch.orders import Orders
 from carpool.adapters.torch.program import Program, compile_guess_s
-from carpool.adapters.torch.stacked import Recipe, evaluate_step, train_step
-from carpool.adapters.torch.store import Pool, Store, shuffled
+from carpool.adapters.torch.stacked import Recipe, train_step
+from carpool.adapters.torch.store import Pool, Store
+from carpool.adapters.torch.validation import Validation
 from carpool.job import Job
 from carpool.planning.cursor import Chunk, Cursor, launches
 from carpool.planning.widths import worth_compiling
@@ -54,13 +56,12 @@ class StackedSession(FusedSession):
         self._base = np.zeros((width, len(self._layout.spans)))
         self._programs: dict[tuple[str, int], Program] = {}
         self._best: Tensors = {}
-        self._epochs = [-1] * width
         self._dead: set[int] = set()
         self._peak_bytes: int | None = None
         self._launch_s = 0.0
         self._tensors = self._allocated(known)
-        self._places = torch.zeros_like(self._tensors["order"], device="cpu")
-        self._validation = self._validation_tensors()
+        self._orders = Orders(self._tensors["order"], self._tensors["seeds"])
+        self._validation = self._validated()
         self._fill(range(len(known)), [stack.initial_states(member.built) for member in known])
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats(device)
@@ -75,34 +76,19 @@ class StackedSession(FusedSession):
         order = torch.zeros(self.width, longest, dtype=torch.int32, device=self._device)
         return tensors | {f"data:{i}": array for i, array in enumerate(arrays)} | {"order": order}
 
-    def _validation_tensors(self) -> Tensors | None:
-        held = [(row, m.built.validation) for row, m in enumerate(self._known) if m and m.built.validation]
-        if not held:
-            return None
-        pool = Pool([arrays for _, arrays in held])
-        positions = {row: pool.positions(arrays) for row, arrays in held}
-        first = next(iter(positions.values()))
-        shared = all(torch.equal(first, other) for other in positions.values())
-        order = torch.zeros(1 if shared else self.width, max(map(len, positions.values())), dtype=torch.int32)
-        for row, places in positions.items():
-            order[0 if shared else row, : len(places)] = places
-        tensors = stack.evaluation_tensors(self._tensors, len(self._recipe.values), self._device)
-        arrays = pool.arrays(self._store, self._device)
-        return tensors | {f"data:{i}": a for i, a in enumerate(arrays)} | {"order": order.to(self._device)}
+    def _validated(self) -> Validation | None:
+        held = {row: m.built.validation for row, m in enumerate(self._known) if m and m.built.validation}
+        return Validation(self._recipe, self._tensors, held, self._store, self._device) if held else None
 
     def _fill(self, rows: Sequence[int], states: Sequence[JobState]) -> None:
         stack.write_rows(self._layout, self._tensors, rows, states)
         seeds = torch.tensor([self._member(row).built.seed for row in rows], device=self._device)
         self._tensors["seeds"][torch.tensor(list(rows), device=self._device)] = seeds
         self._dead -= set(rows)
-        self._places = self._places.cpu()
-        for row in rows:
-            places = self._pool.positions(self._member(row).built.data)
-            self._places[row, : len(places)] = places
-        self._places = self._places.to(self._device)
         for row, state in zip(rows, states, strict=True):
+            built = self._member(row).built
+            self._orders.set(row, self._pool.positions(built.data), built.job.shuffle)
             self._base[row] = stack.updates_done(self._layout, state) - state.cursor.step
-            self._epochs[row] = -1
 
     def _member(self, row: int) -> Known:
         member = self._known[row]
@@ -126,12 +112,13 @@ class StackedSession(FusedSession):
 
     def _feed(self, chunk: Chunk, numbers: np.ndarray, steps: int) -> None:
         """Tells the device what the chunk is."""
-        self._shuffle(chunk)
+        self._orders.lay(chunk)
         index = torch.tensor(chunk.rows, device=self._device)
         feed = self._tensors
         starts = [cursor.batch * self._first.course.batch_size for cursor in chunk.cursors]
-        _activate(feed, index, starts)
-        feed["steps"][index] = torch.tensor([cursor.step for cursor in chunk.cursors], device=self._device)
+        stack.activate(feed, index, starts)
+        steps_taken = torch.tensor([cursor.step for cursor in chunk.cursors], device=self._device)
+        feed["steps"][index] = torch.where(feed["alive"][index], steps_taken, feed["steps"][index])
         counts = self._base.copy()
         counts[list(chunk.rows)] += np.array([[cursor.step] for cursor in chunk.cursors])
         table = columns(self._layout, numbers, torch.from_numpy(counts).to(self._device), steps)
@@ -140,24 +127,6 @@ class StackedSession(FusedSession):
             feed["clip"].copy_(self._hypers.clip())
         for name in ("k", "sums", "taken"):
             feed[name].zero_()
-
-    def _shuffle(self, chunk: Chunk) -> None:
-        """Lays out the order of the epoch for the rows that start one."""
-        fresh = [
-            (r, c.epoch) for r, c in zip(chunk.rows, chunk.cursors, strict=True) if self._epochs[r] != c.epoch
-        ]
-        by_length: dict[tuple[int, bool], list[tuple[int, int]]] = {}
-        for row, epoch in fresh:
-            member = self._member(row)
-            by_length.setdefault((member.course.length, member.built.job.shuffle), []).append((row, epoch))
-            self._epochs[row] = epoch
-        for (length, shuffle), pairs in by_length.items():
-            rows = torch.tensor([row for row, _ in pairs], device=self._device)
-            places = self._places[rows, :length]
-            if shuffle:
-                epochs = torch.tensor([epoch for _, epoch in pairs], device=self._device)
-                places = shuffled(places, self._tensors["seeds"][rows], epochs)
-            self._tensors["order"][rows, :length] = places
 
     def _ticket(self, chunk: Chunk, ahead: Ahead, clock: Clock | None = None) -> Ticket:
         shown = [
@@ -209,18 +178,18 @@ class StackedSession(FusedSession):
     def _program(self, kind: str, size: int, make: Callable[[], Any], tensors: Tensors) -> Program:
         if (kind, size) not in self._programs:
             program = Program(make(), tensors, (kind, self._first.signature, size))
-            if self._should_compile(program, self._launches_left(kind, size)):
+            if self._should_compile(program, self._launches(kind, size)):
                 program.compile()
             self._programs[kind, size] = program
             self._prepared(size, self.width, program.compiled, program.prepare_s)
         return self._programs[kind, size]
 
-    def _launches_left(self, kind: str, size: int) -> int:
+    def _launches(self, kind: str, size: int) -> int:
+        """How many launches of this kind and size a whole run has."""
         courses = [member.course for member in self._known if member]
-        if kind == "train":
+        if kind == "train" or self._validation is None:
             return launches(courses).by_size.get(size, 0)
-        longest = max(self._validation_length(row) for row, member in enumerate(self._known) if member)
-        return max(course.epochs for course in courses) * max(1, longest // size if size else 0)
+        return self._validation.launches(size, max(course.epochs for course in courses))
 
     def _should_compile(self, program: Program, total: int) -> bool:
         if self._compile != "auto":
@@ -229,48 +198,16 @@ class StackedSession(FusedSession):
             return True
         try:
             launch_s = program.launch_s()
-        except (
-            Exception
-        ):  # a batch that raises will raise again when it counts, and is blamed on its row there
+        except Exception:  # a batch that raises here raises again when it counts, and is blamed on its row
             return False
         return worth_compiling(total, launch_s, compile_guess_s(self._device))
 
     # Between chunks
 
     def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
-        rows = [row for row in rows if self._member(row).built.validation is not None]
-        if self._validation is None or not rows:
+        if self._validation is None:
             return ()
-        for name in ("sums", "taken"):
-            self._validation[name].zero_()
-        samples = dict.fromkeys(rows, 0)
-        size = self._first.course.batch_size
-        for row_set, start, width, steps in _passes(
-            {row: self._validation_length(row) for row in rows}, size
-        ):
-            self._evaluate_run(row_set, start, width, steps)
-            for row in row_set:
-                samples[row] += width * steps
-        sums = self._validation["sums"].cpu().numpy()
-        return tuple(
-            MetricRow(row, 0, samples[row], dict(zip(self._recipe.values, sums[row].tolist(), strict=True)))
-            for row in rows
-        )
-
-    def _validation_length(self, row: int) -> int:
-        validation = self._member(row).built.validation
-        return validation.length if validation is not None else 0
-
-    def _evaluate_run(self, rows: Sequence[int], start: int, size: int, steps: int) -> None:
-        assert self._validation is not None
-        feed = self._validation
-        _activate(feed, torch.tensor(list(rows), device=self._device), [start] * len(rows))
-        feed["k"].zero_()
-        shared = len(feed["order"]) == 1
-        if shared:
-            feed["source"].zero_()  # there is one order, whoever is active
-        kind = "evaluate shared" if shared else "evaluate"
-        self._program(kind, size, lambda: evaluate_step(self._recipe, size, shared), feed).run(steps)
+        return self._validation.run(rows, self._first.course.batch_size, self._program)
 
     def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
         self._hypers.end_epoch(row, metrics)
@@ -315,7 +252,7 @@ class StackedSession(FusedSession):
         if errors:
             raise StepFailure(self._ticket(_shorter(chunk, 0), Ahead(self._hypers.now())), errors)
         self._train_program(chunk.size).run(1)
-        together = {name: tensor.clone() for name, tensor in self._tensors.items()}
+        together = {name: self._tensors[name].clone() for name in (*before, "sums")}
         for name, tensor in before.items():
             self._tensors[name].copy_(tensor)
         return compare(
@@ -377,18 +314,15 @@ class StackedSession(FusedSession):
         self._tensors |= {name: self._tensors[name].index_select(0, index) for name in rows}
         self._tensors["table"] = self._tensors["table"].index_select(1, index)
         self._best = {name: best.index_select(0, index) for name, best in self._best.items()}
-        self._places = self._places.index_select(0, index)
         self._known = [*(self._known[row] for row in occupied), *[None] * (width - len(occupied))]
-        self._base, self._epochs = (
-            self._base[index.cpu().numpy()],
-            [self._epochs[row] for row in index.tolist()],
-        )
+        self._base = self._base[index.cpu().numpy()]
+        self._orders = self._orders.moved(index.tolist(), self._tensors["order"], self._tensors["seeds"])
         self._hypers = self._hypers.moved(occupied, width)
         self._tensors["source"].zero_()
         self.width = width
         self._dead = {moved[row] for row in self._dead if row in moved}
         self._programs = {}
-        self._validation = self._validation_tensors()
+        self._validation = self._validated()
         return moved
 
     def abandon(self) -> None:
@@ -423,28 +357,5 @@ class StackedSession(FusedSession):
             torch.cuda.empty_cache()
 
 
-def _activate(feed: Tensors, rows: Tensor, starts: Sequence[int]) -> None:
-    """Makes these rows active, each from its own start; the others follow the first of them without effect."""
-    feed["active"].zero_()
-    feed["active"][rows] = True
-    feed["source"].copy_(rows[0].expand_as(feed["source"]))
-    feed["source"][rows] = rows
-    feed["start"].fill_(starts[0])
-    feed["start"][rows] = torch.tensor(starts, device=rows.device)
-
-
 def _shorter(chunk: Chunk, steps: int) -> Chunk:
     return Chunk(chunk.rows, chunk.cursors, chunk.size, steps)
-
-
-def _passes(lengths: Mapping[int, int], size: int) -> list[tuple[list[int], int, int, int]]:
-    """Validation in launches of one shape: (rows, first sample, batch size, steps)."""
-    made: list[tuple[list[int], int, int, int]] = []
-    for length in sorted(set(lengths.values())):
-        rows = [row for row, own in lengths.items() if own == length]
-        full, tail = divmod(length, size)
-        if full:
-            made.append((rows, 0, size, full))
-        if tail:
-            made.append((rows, full * size, tail, 1))
-    return made

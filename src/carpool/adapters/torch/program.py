@@ -21,7 +21,9 @@ from carpool.errors import described
 
 Tensors = dict[str, Tensor]
 
-STEPS_PER_GRAPH = 16  # more gains under 3 % at 256 tiny members: kernels, not launches, bound it from there (docs/performance.md)
+STEPS_PER_GRAPH = (
+    16  # gains 3 % over single steps at 256 tiny members; kernels, not launches, bound it from there
+)
 _REMEMBERED = 128
 _compile_guess_s = {
     "cpu": 6.0,

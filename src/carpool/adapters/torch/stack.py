@@ -71,6 +71,16 @@ def empty_data(pool: Pool, rows: int, order_length: int, device: str) -> Tensors
     return made | {"order": torch.zeros(rows, order_length, dtype=torch.int32, device=device)}
 
 
+def activate(feed: Tensors, rows: Tensor, starts: Sequence[int]) -> None:
+    """Makes these rows active, each from its own start; the others follow the first of them without effect."""
+    feed["active"].zero_()
+    feed["active"][rows] = True
+    feed["source"].copy_(rows[0].expand_as(feed["source"]))
+    feed["source"][rows] = rows
+    feed["start"].fill_(starts[0])
+    feed["start"][rows] = torch.tensor(starts, device=rows.device)
+
+
 # Rows in
 
 

@@ -1,0 +1,81 @@
+"""Validation of a stack's rows: what each reads, in launches of one shape, and the sums it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carpool.adapters.base import MetricRow
+from carpool.adapters.torch import stack
+from carpool.adapters.torch.build import Arrays
+from carpool.adapters.torch.program import Program
+from carpool.adapters.torch.stacked import Recipe, evaluate_step
+from carpool.adapters.torch.store import Pool, Store
+
+Tensors = dict[str, Tensor]
+Prepare = Callable[[str, int, Callable[[], Any], Tensors], Program]
+
+
+class Validation:
+    """The validation data of a stack. Rows that all read the same samples share one order."""
+
+    def __init__(
+        self, recipe: Recipe, state: Tensors, held: Mapping[int, Arrays], store: Store, device: str
+    ) -> None:
+        self._recipe = recipe
+        self._lengths = {row: arrays.length for row, arrays in held.items()}
+        pool = Pool(list(held.values()))
+        positions = {row: pool.positions(arrays) for row, arrays in held.items()}
+        first = next(iter(positions.values()))
+        self._shared = all(torch.equal(first, other) for other in positions.values())
+        order = torch.zeros(
+            1 if self._shared else len(state["weights"]), max(map(len, positions.values())), dtype=torch.int32
+        )
+        for row, places in positions.items():
+            order[0 if self._shared else row, : len(places)] = places
+        data = {f"data:{i}": array for i, array in enumerate(pool.arrays(store, device))}
+        self._tensors = (
+            stack.evaluation_tensors(state, len(recipe.values), device) | data | {"order": order.to(device)}
+        )
+
+    def launches(self, size: int, epochs: int) -> int:
+        """About how many launches of this size so many epochs take."""
+        return epochs * max(1, max(self._lengths.values()) // size)
+
+    def run(self, rows: Sequence[int], size: int, prepare: Prepare) -> tuple[MetricRow, ...]:
+        """The sums of these rows over all their samples; rows without any are left out."""
+        lengths = {row: self._lengths[row] for row in rows if row in self._lengths}
+        if not lengths:
+            return ()
+        self._tensors["sums"].zero_()
+        for chosen, start, batch, steps in _passes(lengths, size):
+            self._launch(chosen, start, batch, steps, prepare)
+        sums = self._tensors["sums"].cpu().numpy()
+        named = {row: dict(zip(self._recipe.values, sums[row].tolist(), strict=True)) for row in lengths}
+        return tuple(MetricRow(row, 0, length, named[row]) for row, length in lengths.items())
+
+    def _launch(self, rows: Sequence[int], start: int, size: int, steps: int, prepare: Prepare) -> None:
+        stack.activate(
+            self._tensors, torch.tensor(list(rows), device=self._tensors["order"].device), [start] * len(rows)
+        )
+        self._tensors["k"].zero_()
+        if self._shared:
+            self._tensors["source"].zero_()  # there is one order, whoever is active
+        kind = "evaluate shared" if self._shared else "evaluate"
+        prepare(kind, size, lambda: evaluate_step(self._recipe, size, self._shared), self._tensors).run(steps)
+
+
+def _passes(lengths: Mapping[int, int], size: int) -> list[tuple[list[int], int, int, int]]:
+    """Launches of one shape: (rows, first sample, batch size, steps)."""
+    made: list[tuple[list[int], int, int, int]] = []
+    for length in sorted(set(lengths.values())):
+        rows = [row for row, own in lengths.items() if own == length]
+        full, tail = divmod(length, size)
+        if full:
+            made.append((rows, 0, size, full))
+        if tail:
+            made.append((rows, full * size, tail, 1))
+    return made
