@@ -40,7 +40,7 @@ class SoloSession(Session):
 
     def advance(self, chunk: Chunk) -> Ticket:
         cursor = chunk.cursors[0]
-        totals: dict[str, Any] = {}
+        totals: dict[str, float] = {}
         if self._diverged:
             return Ticket(chunk, (totals, 0, True))
         with seeded(self._built.job.seed):
@@ -57,7 +57,7 @@ class SoloSession(Session):
                     totals[name] = totals.get(name, 0.0) + value * chunk.size
         return Ticket(chunk, (totals, chunk.steps, False))
 
-    def _step(self, epoch: int, batch: int, step: int, size: int) -> dict[str, Any] | None:
+    def _step(self, epoch: int, batch: int, step: int, size: int) -> dict[str, float] | None:
         """One step's values; None when the loss is not finite, and then nothing has changed."""
         built = self._built
         start = batch * self._course.batch_size
@@ -79,8 +79,7 @@ class SoloSession(Session):
         self._steps = step + 1
         if built.timer is not None and built.timer.every == "step":
             built.timer.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau never steps by batch
-        others = {name: value.detach().to(torch.float64) for name, value in values.items() if name != "loss"}
-        return {"loss": loss, **others}
+        return {name: value.item() for name, value in values.items()}
 
     def _positions(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
