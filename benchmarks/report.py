@@ -126,7 +126,7 @@ def _caption(report: Report) -> list[str]:
         f"- {row.members} × {row.workload}, {one.way}: {one.note}"
         for row in report.rows
         for one in row.measured
-        if one.note
+        if one.note and not one.note.startswith("skipped")  # the cell says so
     ]
     return [
         f"Model-steps a second, summed over the models: medians of up to {rounds} windows in which the ways take turns;"

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from carpool import fingerprint as module
-from carpool.fingerprint import Identity, Plain, fingerprint
+from carpool.fingerprint import fingerprint
+from carpool.marks import Identity, Plain
 
 CONSTANT = 2
 CONFIG: dict[str, Any] = {"rate": 0.1}

@@ -14,16 +14,16 @@ import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from carpool.marks import Code, Identity, Made, Parts, Plain
+
 Special = Callable[[Any], Any]
-Parts = tuple[Hashable, ...]
 
 LARGEST_DIGEST_BYTES = 16 * 2**20
 """An array above this is compared by identity: a dataset captured by a thousand losses is not read a thousand times."""
@@ -36,60 +36,6 @@ _HEAP_TYPE, _MANAGED_DICT = 1 << 9, 1 << 4  # bits of type.__flags__
 _POINTER_BYTES = tuple.__itemsize__
 _NOT_BEHAVIOUR = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl"})
 _NOT_BEHAVIOUR_EITHER = ("__annot", "__firstlineno", "__static_attributes")  # from newer Pythons, by prefix
-
-
-class Plain(NamedTuple):
-    """A plain value with its type, shown as the value."""
-
-    type: type
-    key: Hashable
-
-    def __repr__(self) -> str:
-        return repr(self.key) if type(self.key) is self.type else str(self.key)
-
-
-class Made(NamedTuple):
-    """Something made of parts; a part is a fingerprint or a pair (name, fingerprint)."""
-
-    kind: Hashable
-    parts: Parts
-
-    def __repr__(self) -> str:
-        return f"{self.kind}({', '.join(map(_shown, self.parts))})"
-
-    def named_parts(self) -> tuple[tuple[str, Hashable], ...] | None:
-        """The parts when each has a name, else None."""
-        pairs = [part for part in self.parts if type(part) is tuple and type(part[0]) is str]
-        return tuple(pairs) if len(pairs) == len(self.parts) else None
-
-
-class Code(tuple[Hashable, ...]):
-    """What a code object does, shown as a short number."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return f"code {hash(self) & 0xFFFFFF:06x}"
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Identity:
-    """Equal only for the very same object, which it keeps alive."""
-
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Identity and self.value is other.value
-
-    def __hash__(self) -> int:
-        return hash(id(self.value))
-
-    def __repr__(self) -> str:
-        value, kind = self.value, type(self.value)
-        if issubclass(kind, type) or kind is types.FunctionType:
-            return value.__qualname__
-        named = kind in (types.BuiltinFunctionType, types.ModuleType)
-        return value.__name__ if named else f"{kind.__qualname__} object"
 
 
 def fingerprint(value: Any, special: Special | None = None) -> Hashable:
@@ -428,7 +374,3 @@ _HANDLERS: dict[Any, Callable[[Walk, Any], Hashable]] = {
     weakref.ReferenceType: lambda walk, value: Made("weakref", (walk.of(value()),)),
     type: _class,
 }
-
-
-def _shown(part: Hashable) -> str:
-    return f"{part[0]}={part[1]}" if type(part) is tuple and len(part) == 2 else str(part)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from carpool.fingerprint import LARGEST_DIGEST_BYTES, Identity, Made, Plain, digest, fingerprint
+from carpool.fingerprint import LARGEST_DIGEST_BYTES, digest, fingerprint
+from carpool.marks import Identity, Made, Plain
 from carpool.planning.spec import Signature
 
 _BY_REPR = frozenset({torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout})
