@@ -182,3 +182,15 @@ def test_demo_in_words() -> None:
 def test_importing_the_command_line_imports_no_framework() -> None:
     code = "import sys, carpool.cli; sys.exit(', '.join({'torch', 'jax', 'keras', 'tensorflow'} & set(sys.modules)) or None)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_long_table_is_cut_to_the_best():
+    from carpool.cli import _leaderboard
+    from carpool.result import Outcome, Result, Results
+
+    made = [Result(f"j{i}", Outcome.COMPLETED, history={"loss": [float(i)]}) for i in range(100)]
+    text = _leaderboard(Results(made[::-1]))
+    assert text.splitlines()[0] == "the best 30 by loss:"
+    assert text.splitlines()[2].startswith("j0 ")
+    assert text.splitlines()[-1] == "and 70 more; --save FOLDER keeps them all"
+    assert "and" not in _leaderboard(Results(made[:30]))

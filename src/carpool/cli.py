@@ -38,6 +38,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 
 _MISUSE = 2
 _INTERRUPTED = 130  # what shells make of Ctrl-C
+_SHOWN = 30  # rows of a table that still fit a screen
 
 
 @app.command()
@@ -76,7 +77,7 @@ def train(
             results = carpool.train(load_jobs(file), device=device, strategy=strategy, verify=verify)
         except Interrupted as error:
             results, interrupted = error.results, True
-        typer.echo(results.table())
+        typer.echo(_leaderboard(results))
         if save is not None:
             typer.echo(f"saved in {results.save(save)}")
     if interrupted or results.failed:
@@ -105,6 +106,15 @@ def doctor(as_json: Json = False) -> None:
 def main() -> None:
     """The `carpool` command."""
     app()
+
+
+def _leaderboard(results: carpool.Results) -> str:
+    """All results when they fit a screen, else the best of them."""
+    metric = next((name for name in ("val_loss", "loss") if name in results.metrics), None)
+    if len(results) <= _SHOWN or metric is None:
+        return results.table()
+    rest = f"and {len(results) - _SHOWN} more; --save FOLDER keeps them all"
+    return f"the best {_SHOWN} by {metric}:\n{results.table(sort=metric, top=_SHOWN)}\n{rest}"
 
 
 @contextmanager
