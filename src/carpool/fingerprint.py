@@ -188,7 +188,31 @@ def _importable(value: Any) -> bool:
 
 
 def _function(walk: Walk, value: types.FunctionType) -> Hashable:
-    return Identity(value) if _importable(value) else walk.once(value, "function", _function_parts)
+    return (
+        _known(walk, value, [value]) if _importable(value) else walk.once(value, "function", _function_parts)
+    )
+
+
+def _known(walk: Walk, value: Any, functions: Iterable[Any]) -> Hashable:
+    """Something importable is itself, and beside it the settings its functions read: those may be edited between runs."""
+    if _installed(value.__module__):
+        return Identity(value)
+    settings = {
+        f"global {name}": walk.of(function.__globals__[name])
+        for function in functions
+        for name in _names(function.__code__)
+        if name in function.__globals__ and _is_setting(function.__globals__[name])
+    }
+    return Made(Identity(value), tuple(sorted(settings.items()))) if settings else Identity(value)
+
+
+@functools.cache
+def _installed(module: str) -> bool:
+    """Whether a module is Python's own or an installed package's: nobody edits their globals."""
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
 
 
 def _function_parts(walk: Walk, function: Any) -> Parts:
@@ -265,8 +289,12 @@ def _method(walk: Walk, value: types.MethodType) -> Hashable:
 
 
 def _class(walk: Walk, value: type) -> Hashable:
-    if _importable(value) or not value.__flags__ & _HEAP_TYPE:
+    if not value.__flags__ & _HEAP_TYPE:
         return Identity(value)
+    if _importable(value):
+        return _known(
+            walk, value, [own for own in vars(value).values() if isinstance(own, types.FunctionType)]
+        )
     return walk.once(value, f"class {value.__qualname__}", _class_parts)
 
 

@@ -157,6 +157,10 @@ class FusedSession(Session):
         """Repacks the members to a narrower stack; where each old row went."""
 
     @abstractmethod
+    def disturbed(self, row: int) -> str | None:
+        """What of the user's own objects was changed behind the stack's back since the row came in, or None."""
+
+    @abstractmethod
     def abandon(self) -> None:
         """The group gives up: the user's objects are as they were at the start, but for rows that have left."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from carpool.adapters.base import FusedSession, JobState, MetricRow, Session, StepFailure, Ticket
+from carpool.errors import StepError, sentence
 from carpool.events import Emit, EpochEnded, GroupAdvanced, GroupResized, GroupVerified
 from carpool.job import Job
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Course, Cursor, cut
@@ -212,9 +213,26 @@ class Driver:
                 member.patience = member.patience.after(event.epoch, metrics)
             for callback in member.job.callbacks:
                 callback(event)
+            self._check_undisturbed(row)
         except Exception as error:
             return error
         return None
+
+    def _check_undisturbed(self, row: int) -> None:
+        """A fused job's weights and code are in the stack: what a callback changes elsewhere would be lost in silence."""
+        member = self._members[row]
+        if not member.job.callbacks or not isinstance(self._session, FusedSession):
+            return
+        changed = self._session.disturbed(row)
+        if changed is not None:
+            raise StepError(
+                f"Job {member.name!r}: "
+                + sentence(
+                    "callbacks of a fused job to change nothing but hyper-parameters of its optimizer",
+                    f"a change of {changed}",
+                    'pass strategy="in_turn", or change it without a callback',
+                )
+            )
 
     def _stop(self, rows: Sequence[int]) -> None:
         """Ends the rows that are through, stopped early or complete, with their best weights where asked for."""

@@ -69,6 +69,7 @@ class Script:
     error: Exception = field(default_factory=lambda: RuntimeError("scripted"))
     validation_error: Exception | None = None
     schedule_error: Exception | None = None
+    disturbed: str | None = None
 
 
 @dataclass
@@ -270,6 +271,9 @@ class FakeFusedSession(_Scripted, FusedSession):
         self._rows = {moved[row]: member for row, member in self._rows.items()}
         self.width = width
         return moved
+
+    def disturbed(self, row: int) -> str | None:
+        return self._rows[row].script.disturbed
 
     def abandon(self) -> None:
         self.calls.append(("abandon",))

@@ -163,7 +163,7 @@ def test_a_callback_that_raises_fails_its_own_member():
 
 def test_a_mismatch_at_the_first_step_falls_back_and_says_so(monkeypatch):
     """A fooled signature is caught by the check, not trained on."""
-    from carpool.adapters.torch import train as adapter
+    from carpool.adapters.torch import behaviour as adapter
 
     class Scaled(nn.Module):
         def __init__(self, factor: float) -> None:

@@ -31,6 +31,7 @@ def absorb_into(built: Built, state: JobState) -> None:
             slot: _owned(slot, value, parameter, built) for slot, value in slots.items()
         }
     restore_into(built, state)
+    built.optimizer.zero_grad(set_to_none=True)  # gradients from before the run belong to other weights
 
 
 def _owned(slot: str, value: Any, parameter: torch.Tensor, built: Built) -> Any:

@@ -87,7 +87,9 @@ def make_recipe(known: Known) -> Recipe:
         evaluating=copy.deepcopy(template).eval(),
         step=known.built.step,
         batch=known.built.data.batch,
+        validation_batch=(known.built.validation or known.built.data).batch,
         values=known.probe.values,
+        evaluated=known.probe.evaluated,
         clips=known.built.job.clip_norm is not None,
     )
 
@@ -136,11 +138,31 @@ def _parameter_refusal(known: Known) -> str | None:
         return "no parameter is trained"
     if len({p.dtype for p in updated.values()}) > 1:
         return "its trained parameters have several dtypes"
+    hooked = next((name for name, p in built.model.named_parameters() if _has_hooks(p)), None)
+    if hooked:
+        return f"{hooked!r} has a gradient hook"
+    overlapping = _sharing_memory(built.model)
+    if overlapping:
+        return f"{overlapping[0]!r} and {overlapping[1]!r} are two tensors in one memory"
     outside = next((name for name in learning if name not in updated), None)
     if outside and built.job.clip_norm is not None:
         return f"clip_norm counts the gradient of {outside!r}, which the optimizer does not hold"
     sparse = [name for name, m in built.model.named_modules() if getattr(m, "sparse", False)]
     return f"{sparse[0]!r} has sparse gradients" if sparse else None
+
+
+def _has_hooks(parameter: nn.Parameter) -> bool:
+    return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def _sharing_memory(model: nn.Module) -> tuple[str, str] | None:
+    """Two parameters or buffers that are not one object but lie in one memory: a stack would give each its own."""
+    owners: dict[int, str] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        other = owners.setdefault(tensor.untyped_storage().data_ptr(), name) if tensor.numel() else name
+        if other != name:
+            return other, name
+    return None
 
 
 def _state_refusal(known: Known) -> str | None:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from carpool.adapters.base import Check, FusedSession, JobState, MetricRow, Prepared, StepFailure, Ticket
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.absorb import restore_into
+from carpool.adapters.torch.behaviour import job_signature
 from carpool.adapters.torch.check import Case, compare, solo_step, try_step
 from carpool.adapters.torch.clock import Clock, Receipt
 from carpool.adapters.torch.hypers import Ahead, Hypers, columns
@@ -57,6 +58,7 @@ class StackedSession(FusedSession):
         self._programs: dict[tuple[str, int], Program] = {}
         self._best: Tensors = {}
         self._dead: set[int] = set()
+        self._versions: dict[int, list[int]] = {}
         self._peak_bytes: int | None = None
         self._launch_s = 0.0
         self._tensors = self._allocated(known)
@@ -87,6 +89,7 @@ class StackedSession(FusedSession):
         self._dead -= set(rows)
         for row, state in zip(rows, states, strict=True):
             built = self._member(row).built
+            self._versions[row] = _versions(built.model)
             self._orders.set(row, self._pool.positions(built.data), built.job.shuffle)
             self._base[row] = stack.updates_done(self._layout, state) - state.cursor.step
 
@@ -102,9 +105,10 @@ class StackedSession(FusedSession):
         self._feed(chunk, ahead.numbers, chunk.steps)
         if ahead.errors:
             raise StepFailure(self._ticket(_shorter(chunk, 0), ahead), ahead.errors)
-        program = self._train_program(chunk.size)
         clock = Clock(self._device)
         try:
+            program = self._train_program(chunk.size)
+            clock = Clock(self._device)  # preparing a step is not part of running it
             program.run(chunk.steps)
         except Exception as error:
             raise self._failure(chunk, ahead, error) from error
@@ -320,10 +324,18 @@ class StackedSession(FusedSession):
         self._hypers = self._hypers.moved(occupied, width)
         self._tensors["source"].zero_()
         self.width = width
+        self._versions = {moved[row]: seen for row, seen in self._versions.items() if row in moved}
         self._dead = {moved[row] for row in self._dead if row in moved}
         self._programs = {}
         self._validation = self._validated()
         return moved
+
+    def disturbed(self, row: int) -> str | None:
+        known = self._member(row)
+        if _versions(known.built.model) != self._versions[row]:
+            return "the weights or buffers of its model"
+        was, now = dict(known.signature), dict(job_signature(known.built))
+        return next((repr(label) for label in (*was, *now) if was.get(label) != now.get(label)), None)
 
     def abandon(self) -> None:
         self._hypers.restart()
@@ -355,6 +367,11 @@ class StackedSession(FusedSession):
         self._programs, self._tensors, self._best, self._validation = {}, {}, {}, None
         if self._device.startswith("cuda"):
             torch.cuda.empty_cache()
+
+
+def _versions(model: nn.Module) -> list[int]:
+    """Torch's own counts of writes into each tensor of a model."""
+    return [tensor._version for tensor in (*model.parameters(), *model.buffers())]
 
 
 def _shorter(chunk: Chunk, steps: int) -> Chunk:

@@ -72,6 +72,9 @@ class Hypers:
 
         One that raises (OneCycleLR past its total) is its own row's failure.
         """
+        for row in rows:
+            if self._is_watched(row):
+                self.read(row)
         timed = [row for row in rows if self._steps_by_batch(row)]
         if not timed:
             return Ahead(self.now())
@@ -119,6 +122,11 @@ class Hypers:
             if built is not None and built.timer is not None:
                 restore_groups(built, before[0])
                 built.timer.scheduler.load_state_dict(before[1])
+
+    def _is_watched(self, row: int) -> bool:
+        """Whether a callback of the job's may have set other hyper-parameters since they were read."""
+        built = self._members[row]
+        return built is not None and bool(built.job.callbacks)
 
     def _steps_by_batch(self, row: int) -> bool:
         built = self._members[row]

@@ -174,4 +174,5 @@ def _flags() -> Hashable:
         precision.settings(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_dtype(),
+        *((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")),
     )

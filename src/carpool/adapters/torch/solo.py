@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
 from carpool.adapters.torch.absorb import absorb_into, group_options
 from carpool.adapters.torch.build import Arrays, Built, reseed, seeded
+from carpool.adapters.torch.stacked import evaluation_step
 from carpool.adapters.torch.store import Store, shuffled
 from carpool.kernels.random import Keyed
 from carpool.planning.cursor import Chunk, Course, Cursor
@@ -102,14 +103,12 @@ class SoloSession(Session):
         if validation is None or not rows:
             return ()
         totals: dict[str, torch.Tensor] = {}
-        with (
-            torch.no_grad(),
-            seeded(self._built.job.seed),
-            evaluating(self._built.model),
-            Keyed(self._built.seed, self._steps),
-        ):
-            for size, batch in _batches(validation, self._validation, self._course.batch_size):
-                for name, value in self._built.step(self._built.model, batch).items():
+        with torch.no_grad(), seeded(self._built.job.seed), evaluating(self._built.model):
+            batches = _batches(validation, self._validation, self._course.batch_size)
+            for number, (size, batch) in enumerate(batches):
+                with Keyed(self._built.seed, evaluation_step(self._steps, number)):
+                    values = self._built.step(self._built.model, batch)
+                for name, value in values.items():
                     totals[name] = totals.get(name, 0.0) + value.to(torch.float64) * size
         return (MetricRow(0, 0, validation.length, {name: float(value) for name, value in totals.items()}),)
 

@@ -54,7 +54,8 @@ def feed_tensors(layout: Layout, width: int, values: int, device: str) -> Tensor
 def evaluation_tensors(state: Tensors, values: int, device: str) -> Tensors:
     """The same members with a feed of their own for validation."""
     width = len(state["weights"])
-    kept = {name: t for name, t in state.items() if not name.startswith("slot:") and name != "alive"}
+    kept = {name: t for name, t in state.items() if is_state(name) or name == "seeds"}
+    kept = {name: t for name, t in kept.items() if not name.startswith("slot:")}
     return kept | {
         "active": torch.zeros(width, dtype=torch.bool, device=device),
         "start": torch.zeros(width, dtype=torch.int64, device=device),
@@ -171,6 +172,11 @@ def is_state(name: str) -> bool:
     return name in ("weights", "steps") or name.startswith(("slot:", "fixed:", "buffer:"))
 
 
+def _counter_dtype() -> torch.dtype:
+    """What torch's own optimizers give their "step"."""
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+
+
 def _read(layout: Layout, out: Tensors, i: int, built: Built, base: np.ndarray) -> JobState:
     steps = int(out["steps"][i])
     model = layout.row(out["weights"][i])
@@ -185,8 +191,9 @@ def _read(layout: Layout, out: Tensors, i: int, built: Built, base: np.ndarray) 
             continue  # a real optimizer has no state before its first step
         for leaf in span.leaves:
             counter = (
-                {"step": torch.tensor(before + steps, dtype=torch.float32)} if layout.update.counts else {}
+                {"step": torch.tensor(before + steps, dtype=_counter_dtype())} if layout.update.counts else {}
             )
-            optimizer[leaf.name] = counter | {slot: slots[slot][leaf.name] for slot in span.slots}
+            if own := counter | {slot: slots[slot][leaf.name] for slot in span.slots}:
+                optimizer[leaf.name] = own
     scheduler = built.timer.scheduler.state_dict() if built.timer else None
     return JobState(Cursor(step=steps), model, optimizer, group_options(built), scheduler)

@@ -32,7 +32,9 @@ class Recipe:
     evaluating: nn.Module
     step: Step
     batch: Callable[[Sequence[Tensor]], Any]
+    validation_batch: Callable[[Sequence[Tensor]], Any]
     values: tuple[str, ...]
+    evaluated: tuple[str, ...]
     clips: bool
 
 
@@ -68,14 +70,14 @@ def train_step(recipe: Recipe, size: int) -> Callable[[Tensors], None]:
     return step
 
 
-def evaluate_step(recipe: Recipe, size: int, shared: bool) -> Callable[[Tensors], None]:
-    """A validation batch of `size`; `shared` when every member reads the same samples."""
+def evaluate_step(recipe: Recipe, size: int, full: int, shared: bool) -> Callable[[Tensors], None]:
+    """A validation batch of `size`, where a whole one is `full`; `shared` when every member reads the same samples."""
     module = Stepped(recipe.evaluating, recipe.step)
 
     def member(leaves: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor) -> Tensor:
         with Keyed(seed, step):
-            values, _ = call(module, leaves, recipe.batch(batch))
-        return torch.stack([values[name].to(torch.float64) for name in recipe.values])
+            values, _ = call(module, leaves, recipe.validation_batch(batch))
+        return torch.stack([values[name].to(torch.float64) for name in recipe.evaluated])
 
     def step(t: Tensors) -> None:
         leaves = (
@@ -86,12 +88,18 @@ def evaluate_step(recipe: Recipe, size: int, shared: bool) -> Callable[[Tensors]
         batch = _gather(t, size)
         if shared:
             batch = [part[0] for part in batch]
-        shown = vmap(member, in_dims=(0, None if shared else 0, 0, 0))(leaves, batch, t["seeds"], t["steps"])
+        place = evaluation_step(t["steps"], t["start"] // full + t["k"])
+        shown = vmap(member, in_dims=(0, None if shared else 0, 0, 0))(leaves, batch, t["seeds"], place)
         t["sums"].add_(torch.where(t["active"][:, None], shown * size, 0.0))
         t["taken"].add_(t["active"])
         t["k"].add_(1)
 
     return step
+
+
+def evaluation_step(step: Any, batch: Any) -> Any:
+    """What keys the random numbers of a validation batch: no training step has such a number."""
+    return step + ((batch + 1) << 32)
 
 
 def _gather(t: Tensors, size: int) -> list[Tensor]:

@@ -11,8 +11,8 @@ from torch import nn
 
 from carpool.adapters.base import Adapter, JobState, Session, Trained
 from carpool.adapters.torch.absorb import absorb_into
+from carpool.adapters.torch.behaviour import behaviour, job_signature
 from carpool.adapters.torch.build import (
-    Arrays,
     Built,
     build_data,
     build_model,
@@ -22,12 +22,10 @@ from carpool.adapters.torch.build import (
 )
 from carpool.adapters.torch.fuse import Known, TorchFuser
 from carpool.adapters.torch.probe import Probe, probe
-from carpool.adapters.torch.signature import callable_signature, model_signature
 from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.store import Store, key_of
 from carpool.errors import DeviceError, ModelError, sentence
 from carpool.job import Job
-from carpool.kernels.updates import UPDATES
 from carpool.planning.cursor import Course
 from carpool.planning.spec import ModelSpec, Signature
 
@@ -66,7 +64,7 @@ class TorchAdapter(Adapter):
         built = self._build(job)
         signature = job_signature(built)
         if signature not in self._probes:
-            self._probes[signature] = probe(built)
+            self._probes[signature] = probe(built, behaviour)
         shown = self._probes[signature]
         course = Course(built.data.length, job.batch_size, job.epochs)
         self._known[job] = Known(built, shown, signature, course)
@@ -140,47 +138,6 @@ class TorchAdapter(Adapter):
         from safetensors.torch import save_model
 
         save_model(model, str(path))
-
-
-def job_signature(built: Built) -> Signature:
-    """What must be equal for two jobs to be stacked: model, objective, optimizer's arithmetic, shapes of data.
-
-    The job's own labels end in "=", so that no module of the model can have one of them.
-    """
-    job = built.job
-    entries: list[tuple[str, Hashable]] = list(model_signature(built.model))
-    for label, function in (("loss=", job.loss), ("step=", job.step)):
-        if function is not None:
-            entries += callable_signature(label, function)
-    for name, metric in (job.metrics or {}).items():
-        entries += callable_signature(f"metrics.{name}=", metric)
-    entries += _optimizer_signature(built)
-    entries += _data_signature("data", built.data)
-    if built.validation is not None:
-        entries += _data_signature("validation_data", built.validation)
-    entries += [
-        ("batch_size=", job.batch_size),
-        ("clip_norm=", "set" if job.clip_norm is not None else "none"),
-    ]
-    return tuple(entries)
-
-
-def _optimizer_signature(built: Built) -> list[tuple[str, Hashable]]:
-    names = {id(parameter): name for name, parameter in built.model.named_parameters()}
-    kind = type(built.optimizer)
-    entries: list[tuple[str, Hashable]] = [("optimizer=", f"{kind.__module__}.{kind.__qualname__}")]
-    update = UPDATES.get(kind)
-    for number, group in enumerate(built.optimizer.param_groups):
-        label = f"optimizer.groups[{number}]="
-        entries.append((label, tuple(names[id(p)] for p in group["params"])))
-        if update is not None:
-            entries += [(f"{label}{option}", value) for option, value in update.structure(group)]
-    return entries
-
-
-def _data_signature(word: str, arrays: Arrays) -> list[tuple[str, Hashable]]:
-    shapes = [(f"{word}[{i}]=", (tuple(t.shape[1:]), str(t.dtype))) for i, t in enumerate(arrays.tensors)]
-    return [(f"{word}=", str(arrays.nest)), *shapes]
 
 
 def _state_bytes(built: Built) -> int:

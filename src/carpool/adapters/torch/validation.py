@@ -38,7 +38,9 @@ class Validation:
             order[0 if self._shared else row, : len(places)] = places
         data = {f"data:{i}": array for i, array in enumerate(pool.arrays(store, device))}
         self._tensors = (
-            stack.evaluation_tensors(state, len(recipe.values), device) | data | {"order": order.to(device)}
+            stack.evaluation_tensors(state, len(recipe.evaluated), device)
+            | data
+            | {"order": order.to(device)}
         )
 
     def launches(self, size: int, epochs: int) -> int:
@@ -52,12 +54,14 @@ class Validation:
             return ()
         self._tensors["sums"].zero_()
         for chosen, start, batch, steps in _passes(lengths, size):
-            self._launch(chosen, start, batch, steps, prepare)
+            self._launch(chosen, start, batch, size, steps, prepare)
         sums = self._tensors["sums"].cpu().numpy()
-        named = {row: dict(zip(self._recipe.values, sums[row].tolist(), strict=True)) for row in lengths}
+        named = {row: dict(zip(self._recipe.evaluated, sums[row].tolist(), strict=True)) for row in lengths}
         return tuple(MetricRow(row, 0, length, named[row]) for row, length in lengths.items())
 
-    def _launch(self, rows: Sequence[int], start: int, size: int, steps: int, prepare: Prepare) -> None:
+    def _launch(
+        self, rows: Sequence[int], start: int, size: int, full: int, steps: int, prepare: Prepare
+    ) -> None:
         stack.activate(
             self._tensors, torch.tensor(list(rows), device=self._tensors["order"].device), [start] * len(rows)
         )
@@ -65,7 +69,9 @@ class Validation:
         if self._shared:
             self._tensors["source"].zero_()  # there is one order, whoever is active
         kind = "evaluate shared" if self._shared else "evaluate"
-        prepare(kind, size, lambda: evaluate_step(self._recipe, size, self._shared), self._tensors).run(steps)
+        prepare(kind, size, lambda: evaluate_step(self._recipe, size, full, self._shared), self._tensors).run(
+            steps
+        )
 
 
 def _passes(lengths: Mapping[int, int], size: int) -> list[tuple[list[int], int, int, int]]:
