@@ -3,6 +3,7 @@
 import sys
 import types
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ Y = torch.randn(20, 2, dtype=torch.float64, generator=torch.Generator().manual_s
 SGD = partial(torch.optim.SGD, lr=0.05)
 
 
-def net() -> nn.Module:
+def net() -> Any:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
 
 
@@ -65,7 +66,7 @@ def test_gradient_hooks_are_not_stacked(register):
 
 def test_two_parameters_in_one_memory_are_not_stacked():
     def shared() -> nn.Module:
-        made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)).double()
+        made: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)).double()
         made[1].weight = nn.Parameter(made[0].weight.data)
         return made
 
@@ -119,7 +120,7 @@ def test_a_forward_pass_that_changes_its_module_is_not_stacked_nor_disturbed_by_
 
 @pytest.mark.parametrize("change", ["weights", "rate of dropout"])
 def test_a_callback_that_changes_the_model_of_a_fused_job_fails_that_job(change):
-    def dropping() -> nn.Module:
+    def dropping() -> Any:
         return nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.1), nn.Linear(6, 2)).double()
 
     live = dropping()
