@@ -121,7 +121,8 @@ def _caption(report: Report) -> list[str]:
     if threads := report.settings.get("torch_threads"):
         where += f", torch with {threads} thread{'s' if threads > 1 else ''}"
     packages = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    rounds = max((len(one.windows) for row in report.rows for one in row.measured), default=0)
+    rounds = sorted({len(one.windows) for row in report.rows for one in row.measured if one.windows} or {0})
+    counted = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} (fewest) to {rounds[-1]}"
     odd = [
         f"- {row.members} × {row.workload}, {one.way}: {one.note}"
         for row in report.rows
@@ -129,7 +130,7 @@ def _caption(report: Report) -> list[str]:
         if one.note and not one.note.startswith("skipped")  # the cell says so
     ]
     return [
-        f"Model-steps a second, summed over the models: medians of up to {rounds} windows in which the ways take turns;"
+        f"Model-steps a second, summed over the models: medians of {counted} windows in which the ways take turns;"
         " in brackets how many times faster carpool is.",
         f"{where}; {packages}; {report.date}; `python -m benchmarks {report.kind}{' --quick' if report.quick else ''}`.",
         "",

@@ -255,3 +255,16 @@ def test_old_gradients_do_not_survive_a_run():
     ]
     run(group, "fused")
     assert all(parameter.grad is None for model in models for parameter in model.parameters())
+
+
+def test_a_step_traced_under_autocast_is_not_used_outside_it():
+    """In float32: autocast leaves float64 alone, so the other models here would not notice."""
+
+    def group() -> list[carpool.Job]:
+        return jobs(lambda: net().float(), data=(X.float(), Y.float()))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        run(group())
+    together, alone = run(group(), "fused"), run(group(), "in_turn")
+    for one, other in zip(together, alone, strict=True):
+        assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-5)
