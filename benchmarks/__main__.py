@@ -11,8 +11,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.record import OURS, Report, Row
+
+if TYPE_CHECKING:
+    from benchmarks.cpu import Size
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,7 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="a look in about a minute; never used by readme")
     parser.add_argument("--windows", type=int, default=5, help="alternating windows of every way (default 5)")
-    parser.add_argument("--rows", help="only these workloads: tiny,mlp,cnn,tfm or small-mlp,small-cnn")
+    parser.add_argument(
+        "--rows", help="only these: tiny,mlp,cnn,tfm, small-mlp,small-cnn; tiny:256 names a size"
+    )
     parser.add_argument(
         "--budget-s", type=float, default=440.0, help="gpu: seconds to share among the rows (440)"
     )
@@ -81,9 +87,7 @@ def _cpu(options: argparse.Namespace) -> int:
 
     _set_threads(options.threads)
     compile = _compile(options)
-    sizes = [
-        size for size in (cpu.QUICK_SIZES if options.quick else cpu.SIZES) if _wanted(size.workload, options)
-    ]
+    sizes = [size for size in (cpu.QUICK_SIZES if options.quick else cpu.SIZES) if _wanted(size, options)]
     report = _report(
         "cpu", options, hardware.describe("cpu"), cpu.settings(options.windows, compile), cpu.NOTES
     )
@@ -96,9 +100,7 @@ def _gpu(options: argparse.Namespace) -> int:
     _set_threads(options.threads)
     device, compile = options.device or "cuda:0", _compile(options)
     gpu.allow_tf32()
-    sizes = [
-        size for size in (gpu.QUICK_SIZES if options.quick else gpu.SIZES) if _wanted(size.workload, options)
-    ]
+    sizes = [size for size in (gpu.QUICK_SIZES if options.quick else gpu.SIZES) if _wanted(size, options)]
     limits = gpu.Limits(options.windows, gpu.WINDOW_S, options.budget_s)
     report = _report("gpu", options, hardware.describe(device), gpu.settings(limits, compile), gpu.NOTES)
     return _record(report, gpu.run(sizes, limits, device, compile, _say), options.out)
@@ -147,8 +149,10 @@ def _compile(options: argparse.Namespace) -> str | bool:
     return {"on": True, "off": False, "auto": "auto"}[options.compile]
 
 
-def _wanted(workload: str, options: argparse.Namespace) -> bool:
-    return options.rows is None or workload in options.rows.split(",")
+def _wanted(size: Size, options: argparse.Namespace) -> bool:
+    if options.rows is None:
+        return True
+    return not {size.workload, f"{size.workload}:{size.members}"}.isdisjoint(options.rows.split(","))
 
 
 def _set_threads(threads: int | None) -> None:
