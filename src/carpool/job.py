@@ -41,7 +41,7 @@ class Job:
     `(x, y)`, any nest of arrays when `step` is given, or a function that returns either. Exactly one of
     `loss(prediction, target)` and `step(model, batch) -> loss or {"loss": ..., **metrics}` says what is minimised.
     `index` trains on a view of the data (a fold, a bootstrap sample) without copying it. Modules stay in the
-    train/eval mode they are in.
+    train/eval mode they are in. Where jobs share a device by time, one of priority p gets 2**p times as much as one of 0.
 
     >>> job = Job(model=dict, data=([1.0], [2.0]), loss=lambda p, t: 0.0, name="a")
     >>> job.name, job.batch_size
@@ -67,6 +67,8 @@ class Job:
     clip_norm: float | None = None
     stop: EarlyStopping | None = None
     callbacks: Sequence[Callable[[Any], None]] = ()
+    priority: int = 0
+    prefetch: int = 2
 
     def __post_init__(self) -> None:
         if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
@@ -76,6 +78,8 @@ class Job:
         _whole(self, "batch_size", "pass batch_size=32", least=1)
         _whole(self, "epochs", "pass epochs=1 or more", least=1)
         _whole(self, "seed", "pass seed=0")
+        _whole(self, "priority", "pass priority=0")
+        _whole(self, "prefetch", "pass prefetch=2", least=1)
         self._check_objective()
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise JobError(

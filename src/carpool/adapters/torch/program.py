@@ -64,6 +64,7 @@ class Program:
         self._ready = _remembered((key, _shapes(tensors), _flags()), lambda: _trace(step, tensors))
         self._call = self._ready.best
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
         self.prepare_s = time.perf_counter() - started
 
     @property
@@ -118,7 +119,8 @@ class Program:
             self._idle(self._call)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Other threads may copy batches meanwhile. Replays of one program follow one another, so they share a pool.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             for _ in range(steps):
                 self._call(*self._inputs)
         return graph
@@ -132,7 +134,7 @@ class Program:
         try:
             call(*self._inputs)
             if self._device.type == "cuda":
-                torch.cuda.synchronize()
+                torch.cuda.current_stream().synchronize()
         finally:
             active.copy_(before)
             counter.copy_(at)

@@ -12,7 +12,6 @@ from carpool.adapters.base import JobState
 from carpool.adapters.torch.absorb import group_options
 from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.layout import Layout
-from carpool.adapters.torch.store import Pool
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Cursor
 
 Tensors = dict[str, Tensor]
@@ -66,9 +65,11 @@ def evaluation_tensors(state: Tensors, values: int, device: str) -> Tensors:
     }
 
 
-def empty_data(pool: Pool, rows: int, order_length: int, device: str) -> Tensors:
+def empty_data(
+    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], rows: int, order_length: int, device: str
+) -> Tensors:
     """Data and order tensors of the right shapes without contents, for tracing."""
-    made = {f"data:{i}": torch.empty(s, dtype=d, device=device) for i, (s, d) in enumerate(pool.shapes())}
+    made = {f"data:{i}": torch.empty(s, dtype=d, device=device) for i, (s, d) in enumerate(shapes)}
     return made | {"order": torch.zeros(rows, order_length, dtype=torch.int32, device=device)}
 
 
