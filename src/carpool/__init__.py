@@ -3,9 +3,11 @@
 Importing this imports no framework and touches no device.
 """
 
+from carpool import data
 from carpool.errors import CarpoolError, Interrupted
 from carpool.grid import grid
 from carpool.job import Job, Schedule
+from carpool.loop import Loop
 from carpool.random import batch_order
 from carpool.result import Outcome, Result, Results
 from carpool.stopping import EarlyStopping
@@ -18,11 +20,13 @@ __all__ = [
     "EarlyStopping",
     "Interrupted",
     "Job",
+    "Loop",
     "Outcome",
     "Result",
     "Results",
     "Schedule",
     "batch_order",
+    "data",
     "grid",
     "plan",
     "train",

@@ -43,6 +43,8 @@ class Ticket:
 
     chunk: Chunk
     payload: Any
+    final: bool = False
+    """Whether its rows are through, whatever their courses say: a loop of the user's own knows its end when it is there."""
 
 
 @dataclass(frozen=True)
