@@ -14,9 +14,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
 from carpool.adapters.torch.absorb import absorb_into, group_options
+from carpool.adapters.torch.batches import batches_of
 from carpool.adapters.torch.build import Arrays, Built, reseed, seeded
 from carpool.adapters.torch.clock import Stream
-from carpool.adapters.torch.inputs import inputs_of
 from carpool.adapters.torch.stacked import evaluation_step
 from carpool.adapters.torch.store import Store
 from carpool.kernels.random import Keyed
@@ -31,7 +31,7 @@ class SoloSession(Session):
     def __init__(self, built: Built, course: Course, device: str, store: Store, random: bool = True) -> None:
         self._built, self._course, self._device = built, course, device
         self._homes = _homes(built.model)
-        self._inputs = inputs_of(built, device, store)
+        self._batches = batches_of(built, device, store)
         held = built.validation.tensors if built.validation else ()
         self._validation = [store.on(device, tensor) for tensor in held]
         self._best: dict[str, torch.Tensor] = {}
@@ -48,10 +48,10 @@ class SoloSession(Session):
         return self._stream.turn()
 
     def supply(self, row: int) -> Supply | None:
-        return self._inputs.supply()
+        return self._batches.supply()
 
     def depth(self, row: int) -> tuple[int, int] | None:
-        return self._inputs.depth()
+        return self._batches.depth()
 
     def advance(self, chunk: Chunk) -> Ticket:
         """Runs the chunk's steps, or as many as fit the slice."""
@@ -73,7 +73,7 @@ class SoloSession(Session):
                 for name, value in values.items():
                     totals[name] = totals.get(name, 0.0) + value * chunk.size
                 done += 1
-        self._inputs.take(done)
+        self._batches.take(done)
         ticket = Ticket(chunk.shortened(done), (totals, done, False))
         if error is not None:
             raise StepFailure(ticket, {0: error}) from error
@@ -83,7 +83,7 @@ class SoloSession(Session):
         """One step's values; None when the loss is not finite, and then nothing has changed."""
         built, cursor = self._built, chunk.cursors[0]
         step = cursor.step + ahead
-        inputs = self._inputs.batch(cursor, ahead, chunk.size)
+        inputs = self._batches.batch(cursor, ahead, chunk.size)
         reseed(built.seed * 1_000_003 + step)  # for operators that are not keyed
         buffers = {name: b.clone() for name, b in built.model.named_buffers()} if self._buffered else {}
         built.optimizer.zero_grad(set_to_none=True)
@@ -161,7 +161,7 @@ class SoloSession(Session):
         for name, tensor in _leaves(self._built.model).items():
             tensor.data = tensor.data.to(self._homes[name])
         _follow(self._built)
-        self._inputs.close()
+        self._batches.close()
         self._validation, self._best = [], {}
         if self._device.startswith("cuda"):
             torch.cuda.empty_cache()

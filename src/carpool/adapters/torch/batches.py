@@ -13,7 +13,7 @@ from carpool.adapters.torch.streams import Streamed, supply_of
 from carpool.planning.cursor import Cursor, Supply
 
 
-class Inputs(ABC):
+class Batches(ABC):
     """The batches of one job."""
 
     @abstractmethod
@@ -35,7 +35,7 @@ class Inputs(ABC):
         return
 
 
-class Held(Inputs):
+class Held(Batches):
     """Arrays on the device, in the order of `carpool.batch_order`."""
 
     def __init__(self, built: Built, device: str, store: Store) -> None:
@@ -65,7 +65,7 @@ class Held(Inputs):
         self._tensors, self._order = [], None
 
 
-class Flowing(Inputs):
+class Flowing(Batches):
     """A stream's batches as they come."""
 
     def __init__(self, data: Streamed, epochs: int) -> None:
@@ -88,7 +88,7 @@ class Flowing(Inputs):
         self._tap.close()
 
 
-def inputs_of(built: Built, device: str, store: Store) -> Inputs:
+def batches_of(built: Built, device: str, store: Store) -> Batches:
     if isinstance(built.data, Streamed):
         return Flowing(built.data, built.job.epochs)
     return Held(built, device, store)
