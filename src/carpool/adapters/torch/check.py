@@ -210,7 +210,7 @@ def _slot_differences(
     found: list[tuple[float, str]] = []
     for number, span in enumerate(recipe.layout.spans):
         for name in (leaf.name for leaf in span.leaves if leaf.name in own.slots):
-            kept, held = _kept(recipe, span, own.weights[name]), _described(own.slots[name])
+            kept, held = _kept(recipe, span, own.weights[name]), _described(recipe, own.slots[name])
             if kept != held:
                 return [(np.inf, f"the optimizer's state of {name!r} (fused: {kept}; alone: {held})")]
             for tally, _ in recipe.layout.update.tallies:
@@ -239,13 +239,14 @@ def _kept(recipe: Recipe, span: Span, weight: Tensor) -> dict[str, str]:
     update = recipe.layout.update
     counter = {"step": update.counter(1.0)} if update.counts else {}
     tallies = {name: update.counter(start) for name, start in update.tallies}
-    return _described(counter | tallies | dict.fromkeys(span.slots, weight))
+    return _described(recipe, counter | tallies | dict.fromkeys(span.slots, weight))
 
 
-def _described(slots: Mapping[str, Any]) -> dict[str, str]:
+def _described(recipe: Recipe, slots: Mapping[str, Any]) -> dict[str, str]:
+    """Types, and of slots the shapes: of a number only whether it is a tensor, for fused optimizers count in float32."""
     return {
         name: f"{tuple(slot.shape)} {str(slot.dtype).removeprefix('torch.')}"
-        if isinstance(slot, Tensor)
+        if isinstance(slot, Tensor) and name in recipe.layout.slots
         else type(slot).__name__
         for name, slot in sorted(slots.items())
     }

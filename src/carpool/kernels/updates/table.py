@@ -35,8 +35,8 @@ UNFUSED: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.SparseAdam: "it is for sparse gradients, and a stack's gradients are dense",
     torch.optim.Muon: _WHOLE_MATRICES,
     torch.optim.Adafactor: _WHOLE_MATRICES,
-    torch.optim.ASGD: "nobody has written one yet",
-    torch.optim.Rprop: "nobody has written one yet",
+    torch.optim.ASGD: "none is written yet",
+    torch.optim.Rprop: "none is written yet",
 }
 """Torch's own optimizers without a stacked update, and why."""
 
@@ -63,8 +63,11 @@ def register(optimizer: type[torch.optim.Optimizer], update: Update) -> None:
     """
     known: Any = optimizer  # a caller without a type checker may pass anything
     if not isinstance(known, type) or not issubclass(known, torch.optim.Optimizer):
+        received = known.__name__ if isinstance(known, type) else f"{type(known).__name__} object"
         raise OptionError(
-            sentence("a class derived from torch.optim.Optimizer", repr(optimizer), "pass the class itself")
+            sentence(
+                "a class derived from torch.optim.Optimizer", received, "pass the optimizer's class itself"
+            )
         )
     if not isinstance(update, Update):
         raise OptionError(
