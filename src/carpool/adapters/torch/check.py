@@ -238,7 +238,7 @@ def _kept(recipe: Recipe, span: Span, weight: Tensor) -> dict[str, str]:
     """What a parameter's state will be after the fused run, name by name."""
     update = recipe.layout.update
     counter = {"step": update.counter(1.0)} if update.counts else {}
-    tallies = {name: update.counter(start) for name, start in update.tallies}
+    tallies = {name: torch.tensor(start) for name, start in update.tallies}
     return _described(recipe, counter | tallies | dict.fromkeys(span.slots, weight))
 
 
