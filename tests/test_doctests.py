@@ -23,6 +23,7 @@ WITH_EXAMPLES = {
     "carpool.stopping",
     "carpool.errors",
     "carpool.train",
+    "carpool.kernels.updates.table",
     "carpool.planning.cursor",
     "carpool.planning.widths",
     "carpool.memory.ledger",

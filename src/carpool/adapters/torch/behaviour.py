@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from carpool.adapters.torch.build import Arrays, Built
 from carpool.adapters.torch.signature import callable_signature, model_signature
 from carpool.kernels.updates import UPDATES
+from carpool.marks import Identity
 from carpool.planning.spec import Signature
 
 
@@ -41,6 +42,9 @@ def _optimizer_signature(built: Built) -> list[tuple[str, Hashable]]:
     names = {id(parameter): name for name, parameter in built.model.named_parameters()}
     kind = type(built.optimizer)
     entries: list[tuple[str, Hashable]] = [("optimizer=", f"{kind.__module__}.{kind.__qualname__}")]
+    entries.append(
+        ("optimizer.class=", Identity(kind))
+    )  # a class made in a function shares its name with others
     update = UPDATES.get(kind)
     for number, group in enumerate(built.optimizer.param_groups):
         label = f"optimizer.groups[{number}]="

@@ -5,6 +5,7 @@ The member's own module runs (not the group's template), so a signature that was
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from carpool.adapters.base import Check
 from carpool.adapters.torch import precision
+from carpool.adapters.torch.absorb import is_number
 from carpool.adapters.torch.build import Built
+from carpool.adapters.torch.layout import Span
 from carpool.adapters.torch.probe import Stepped, call
 from carpool.adapters.torch.stacked import Recipe
 from carpool.kernels.random import Keyed
@@ -41,6 +44,7 @@ class Alone:
     weights: dict[str, Tensor]
     grads: dict[str, Tensor]
     buffers: dict[str, Tensor]
+    slots: dict[str, dict[str, Any]]
 
 
 def _forward(recipe: Recipe, case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
@@ -77,9 +81,16 @@ def solo_step(recipe: Recipe, case: Case) -> Alone:
     grads = {name: leaf.grad.clone() for name, leaf in leaves.items() if leaf.grad is not None}
     if case.built.job.clip_norm is not None:
         clip_grad_norm_(leaves.values(), case.built.job.clip_norm)
-    _optimizer(recipe, case, leaves).step()
+    optimizer = _optimizer(recipe, case, leaves)
+    optimizer.step()
     weights = {name: leaf.detach() for name, leaf in leaves.items()}
-    return Alone(values["loss"].item(), weights, grads, {name: b.detach() for name, b in buffers.items()})
+    slots = {
+        name: {slot: value for slot, value in optimizer.state[leaves[name]].items() if value is not None}
+        for name in grads
+    }
+    return Alone(
+        values["loss"].item(), weights, grads, {name: b.detach() for name, b in buffers.items()}, slots
+    )
 
 
 def _optimizer(recipe: Recipe, case: Case, leaves: Mapping[str, Tensor]) -> torch.optim.Optimizer:
@@ -87,24 +98,42 @@ def _optimizer(recipe: Recipe, case: Case, leaves: Mapping[str, Tensor]) -> torc
     groups, states = [], {}
     slots = {s: recipe.layout.row(case.tensors[f"slot:{s}"]) for s in recipe.layout.slots}
     own = [{k: v for k, v in group.items() if k != "params"} for group in case.built.optimizer.param_groups]
-    for span, options, count in zip(recipe.layout.spans, own, case.counts, strict=True):
+    update = recipe.layout.update
+    for number, (span, options, count) in enumerate(zip(recipe.layout.spans, own, case.counts, strict=True)):
         if not span.leaves:
             continue
         groups.append({**options, "params": [leaves[leaf.name] for leaf in span.leaves]})
         for leaf in span.leaves:
-            counter = {"step": torch.tensor(float(count))} if recipe.layout.update.counts else {}
+            counter = {"step": update.counter(float(count))} if update.counts else {}
+            counter |= {name: case.tensors[f"tally:{name}"][number].clone() for name, _ in update.tallies}
             states[leaves[leaf.name]] = counter | {s: slots[s][leaf.name].clone() for s in span.slots}
-    make: Any = type(case.built.optimizer)  # the options are all in the groups
-    made: torch.optim.Optimizer = make(groups)
+    made = _twin(case.built.optimizer, groups)
     for leaf, state in states.items():
-        if state and any(case.counts > 0):
+        if state and (update.eager or any(case.counts > 0)):
             made.state[leaf] = _placed(made, state, leaf)
+    return made
+
+
+def _twin(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """An optimizer like this one over other leaves, without state.
+
+    Not made by calling its class: a constructor may ask for more than the groups hold. The `step` of an instance is
+    what a scheduler has wrapped, and would step the user's own optimizer.
+    """
+    made = object.__new__(type(optimizer))
+    vars(made).update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    made.param_groups, made.state = groups, defaultdict(dict)
     return made
 
 
 def _placed(optimizer: torch.optim.Optimizer, state: dict[str, Any], leaf: Tensor) -> dict[str, Any]:
     on_device = optimizer.param_groups[0].get("capturable") or optimizer.param_groups[0].get("fused")
-    return {name: t.to(leaf.device) if name != "step" or on_device else t for name, t in state.items()}
+    return {
+        name: t.to("cpu" if is_number(optimizer, name) and not on_device else leaf.device)
+        if isinstance(t, Tensor)
+        else t
+        for name, t in state.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -159,13 +188,11 @@ def _difference(
     loss = float(together["sums"][row, 0]) / size
     found = [(abs(loss - own.loss) / max(1.0, abs(own.loss)), "loss")]
     largest = max((float(grad.abs().max()) for grad in own.grads.values() if grad.numel()), default=0.0)
+    sound = {name: grad.abs() > noise * largest for name, grad in own.grads.items()}
     for name, weight in recipe.layout.row(together["weights"][row]).items():
-        counts = (
-            own.grads[name].abs() > noise * largest
-            if name in own.grads
-            else torch.ones_like(weight, dtype=torch.bool)
-        )
+        counts = sound.get(name, torch.ones_like(weight, dtype=torch.bool))
         found.append((_relative(weight, own.weights[name], counts), repr(name)))
+    found += _slot_differences(recipe, row, own, together, sound)
     for name, buffer in own.buffers.items():
         found.append(
             (
@@ -174,6 +201,55 @@ def _difference(
             )
         )
     return max(found)
+
+
+def _slot_differences(
+    recipe: Recipe, row: int, own: Alone, together: Mapping[str, Tensor], sound: Mapping[str, Tensor]
+) -> list[tuple[float, str]]:
+    """How far apart the optimizers' slots are: an update that leaves a wrong slot errs only in the steps to come."""
+    found: list[tuple[float, str]] = []
+    for number, span in enumerate(recipe.layout.spans):
+        for name in (leaf.name for leaf in span.leaves if leaf.name in own.slots):
+            kept, held = _kept(recipe, span, own.weights[name]), _described(recipe, own.slots[name])
+            if kept != held:
+                return [(np.inf, f"the optimizer's state of {name!r} (fused: {kept}; alone: {held})")]
+            for tally, _ in recipe.layout.update.tallies:
+                value, expected = (
+                    float(together[f"tally:{tally}"][row, number]),
+                    float(own.slots[name][tally]),
+                )
+                found.append((abs(value - expected) / max(1.0, abs(expected)), f"{tally!r} of {name!r}"))
+    tiny = torch.finfo(recipe.layout.dtype).tiny
+    for slot in recipe.layout.slots:
+        values = {name: slots[slot] for name, slots in own.slots.items() if slot in slots}
+        # Rounding is relative to the largest gradient of all leaves; ten times as much, because slots hold squares.
+        scale = 10 * max(
+            (float(value.abs().max()) for value in values.values() if value.numel()), default=0.0
+        )
+        fused = recipe.layout.row(together[f"slot:{slot}"][row])
+        for name, value in values.items():
+            gap = torch.where(sound[name], (fused[name].double() - value.double()).abs(), 0.0)
+            far = float(gap.max()) / max(scale, tiny) if gap.numel() else 0.0
+            found.append((far, f"{slot!r} of {name!r}"))
+    return found
+
+
+def _kept(recipe: Recipe, span: Span, weight: Tensor) -> dict[str, str]:
+    """What a parameter's state will be after the fused run, name by name."""
+    update = recipe.layout.update
+    counter = {"step": update.counter(1.0)} if update.counts else {}
+    tallies = {name: torch.tensor(start) for name, start in update.tallies}
+    return _described(recipe, counter | tallies | dict.fromkeys(span.slots, weight))
+
+
+def _described(recipe: Recipe, slots: Mapping[str, Any]) -> dict[str, str]:
+    """Types, and of slots the shapes: of a number only whether it is a tensor, for fused optimizers count in float32."""
+    return {
+        name: f"{tuple(slot.shape)} {str(slot.dtype).removeprefix('torch.')}"
+        if isinstance(slot, Tensor) and name in recipe.layout.slots
+        else type(slot).__name__
+        for name, slot in sorted(slots.items())
+    }
 
 
 def _relative(a: Tensor, b: Tensor, counts: Tensor) -> float:

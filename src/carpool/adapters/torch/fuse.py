@@ -22,7 +22,7 @@ from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.window import Window
 from carpool.job import Job
-from carpool.kernels.updates import UPDATES
+from carpool.kernels.updates import UNFUSED, UPDATES
 from carpool.planning.cursor import Course
 from carpool.planning.spec import Signature
 
@@ -128,8 +128,8 @@ def _stream_refusal(known: Known) -> str | None:
 def _optimizer_refusal(built: Built) -> str | None:
     kind = type(built.optimizer)
     if kind not in UPDATES:
-        known = ", ".join(optimizer.__name__ for optimizer in UPDATES)
-        return f"{kind.__module__}.{kind.__qualname__} has no stacked update (there are: {known})"
+        why = UNFUSED.get(kind, "carpool.kernels.updates.register gives it one")
+        return f"{kind.__module__}.{kind.__qualname__} has no stacked update ({why})"
     hooks = [
         name for name in vars(built.optimizer) if name.endswith("_hooks") and getattr(built.optimizer, name)
     ]
@@ -184,7 +184,9 @@ def _state_refusal(known: Known) -> str | None:
         return None
     layout = make_layout(known.built, known.probe.idle)
     try:
-        stack.updates_done(layout, stack.initial_states(known.built))
+        state = stack.initial_states(known.built)
+        stack.updates_done(layout, state)
+        stack.tallied(layout, state)
     except ValueError as error:
         return f"{known.built.job.name!r}: {error}"
     return None

@@ -100,8 +100,7 @@ def make_layout(built: Built, idle: frozenset[str]) -> Layout:
     for group in built.optimizer.param_groups:
         held = [(names[id(p)], tuple(p.shape)) for p in group["params"] if id(p) in names]
         leaves, stop = _placed(held, at)
-        options = {key: value for key, value in group.items() if key != "params"}
-        spans.append(Span(leaves, at, stop, update.slots(group), options))
+        spans.append(Span(leaves, at, stop, update.slots(group), dict(update.structure(group))))
         at = stop
     dtype = next(p.dtype for p in built.model.parameters() if id(p) in names)
     return Layout(tuple(spans), update, at, dtype)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
-from carpool.adapters.torch.absorb import absorb_into, group_options
+from carpool.adapters.torch.absorb import absorb_into, group_options, is_number
 from carpool.adapters.torch.batches import batches_of
 from carpool.adapters.torch.build import Arrays, Built, reseed, seeded
 from carpool.adapters.torch.clock import Stream
@@ -196,7 +196,9 @@ def _follow(built: Built) -> None:
     """The optimizer's state to where its parameters are; a host-side step counter stays on the host."""
     for parameter, slots in built.optimizer.state.items():
         for name, slot in slots.items():
-            if isinstance(slot, torch.Tensor) and (name != "step" or slot.device.type != "cpu"):
+            if isinstance(slot, torch.Tensor) and (
+                not is_number(built.optimizer, name) or slot.device.type != "cpu"
+            ):
                 slots[name] = slot.to(parameter.device)
 
 

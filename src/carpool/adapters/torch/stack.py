@@ -12,6 +12,7 @@ from carpool.adapters.base import JobState
 from carpool.adapters.torch.absorb import group_options
 from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.layout import Layout
+from carpool.kernels.updates import number_dtype
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Cursor
 
 Tensors = dict[str, Tensor]
@@ -23,6 +24,10 @@ def state_tensors(layout: Layout, built: Built, width: int, device: str) -> Tens
     made = {"weights": torch.zeros(width, layout.width, dtype=layout.dtype, device=device)}
     for slot in layout.slots:
         made[f"slot:{slot}"] = torch.zeros(width, layout.width, dtype=layout.dtype, device=device)
+    for tally, start in layout.update.tallies:
+        made[f"tally:{tally}"] = torch.full(
+            (width, len(layout.spans)), start, dtype=number_dtype(), device=device
+        )
     for name, parameter in built.model.named_parameters():
         if name not in learning:
             made[f"fixed:{name}"] = torch.zeros(width, *parameter.shape, dtype=parameter.dtype, device=device)
@@ -54,7 +59,7 @@ def evaluation_tensors(state: Tensors, values: int, device: str) -> Tensors:
     """The same members with a feed of their own for validation."""
     width = len(state["weights"])
     kept = {name: t for name, t in state.items() if is_state(name) or name == "seeds"}
-    kept = {name: t for name, t in kept.items() if not name.startswith("slot:")}
+    kept = {name: t for name, t in kept.items() if not name.startswith(("slot:", "tally:"))}
     return kept | {
         "active": torch.zeros(width, dtype=torch.bool, device=device),
         "start": torch.zeros(width, dtype=torch.int64, device=device),
@@ -108,6 +113,9 @@ def write_rows(layout: Layout, tensors: Tensors, rows: Sequence[int], states: Se
             )
         else:  # fresh optimizers: zeros need no trip from the host
             tensors[f"slot:{slot}"].index_fill_(0, index, 0)
+    for tally, _ in layout.update.tallies:
+        rows_of = [tallied(layout, state)[tally] for state in states]
+        _put(tensors[f"tally:{tally}"], index, torch.tensor(rows_of, dtype=torch.float64))
     for name, tensor in tensors.items():
         kind, _, leaf = name.partition(":")
         if kind in ("fixed", "buffer"):
@@ -147,6 +155,19 @@ def updates_done(layout: Layout, state: JobState) -> np.ndarray:
     return counts
 
 
+def tallied(layout: Layout, state: JobState) -> dict[str, list[float]]:
+    """The tallies of each parameter group. Raises ValueError where a group's leaves disagree."""
+    found: dict[str, list[float]] = {}
+    for tally, start in layout.update.tallies:
+        found[tally] = []
+        for span in layout.spans:
+            seen = {float(state.optimizer.get(leaf.name, {}).get(tally, start)) for leaf in span.leaves}
+            if len(seen) > 1:
+                raise ValueError(f"parameters of one group differ in {tally!r} ({sorted(seen)})")
+            found[tally].append(next(iter(seen), start))
+    return found
+
+
 def _count(slots: Mapping[str, Tensor]) -> float:
     if "step" in slots:
         return float(slots["step"])
@@ -170,12 +191,7 @@ def read_rows(
 
 def is_state(name: str) -> bool:
     """Whether a tensor of this name is part of what a member is."""
-    return name in ("weights", "steps") or name.startswith(("slot:", "fixed:", "buffer:"))
-
-
-def _counter_dtype() -> torch.dtype:
-    """What torch's own optimizers give their "step"."""
-    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+    return name in ("weights", "steps") or name.startswith(("slot:", "tally:", "fixed:", "buffer:"))
 
 
 def _read(layout: Layout, out: Tensors, i: int, built: Built, base: np.ndarray) -> JobState:
@@ -187,14 +203,13 @@ def _read(layout: Layout, out: Tensors, i: int, built: Built, base: np.ndarray) 
             model[leaf] = tensor[i]
     optimizer: dict[str, dict[str, Tensor]] = {}
     slots = {slot: layout.row(out[f"slot:{slot}"][i]) for slot in layout.slots}
-    for span, before in zip(layout.spans, base, strict=True):
-        if before + steps == 0:
-            continue  # a real optimizer has no state before its first step
+    for number, (span, before) in enumerate(zip(layout.spans, base, strict=True)):
+        if before + steps == 0 and not layout.update.eager:
+            continue  # most optimizers have no state before their first step
         for leaf in span.leaves:
-            counter = (
-                {"step": torch.tensor(before + steps, dtype=_counter_dtype())} if layout.update.counts else {}
-            )
-            if own := counter | {slot: slots[slot][leaf.name] for slot in span.slots}:
+            counter = {"step": layout.update.counter(before + steps)} if layout.update.counts else {}
+            tallies = {tally: out[f"tally:{tally}"][i, number].clone() for tally, _ in layout.update.tallies}
+            if own := counter | tallies | {slot: slots[slot][leaf.name] for slot in span.slots}:
                 optimizer[leaf.name] = own
     scheduler = built.timer.scheduler.state_dict() if built.timer else None
     return JobState(Cursor(step=steps), model, optimizer, group_options(built), scheduler)

@@ -125,6 +125,7 @@ def _update(recipe: Recipe, t: Tensors, grads: Tensor, moved: Tensor) -> None:
         part = slice(span.start, span.stop)
         columns = [column[:, None] for column in scalars[:, number].unbind(-1)]
         old = [t["weights"][:, part], *(t[f"slot:{slot}"][:, part] for slot in span.slots)]
+        old += [t[f"tally:{tally}"][:, number : number + 1] for tally, _ in recipe.layout.update.tallies]
         new = recipe.layout.update.apply(old[0], grads[:, part], old[1:], columns, span.options)
         for before, after in zip(old, new, strict=True):
             before.copy_(torch.where(mask, after, before))

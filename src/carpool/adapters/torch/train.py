@@ -28,6 +28,7 @@ from carpool.adapters.torch.store import Store, key_of
 from carpool.adapters.torch.streams import Streamed, Streams, is_stream
 from carpool.errors import DeviceError, ModelError, sentence
 from carpool.job import Job
+from carpool.kernels.updates import UPDATES
 from carpool.planning.cursor import Course
 from carpool.planning.spec import ModelSpec, Signature
 
@@ -176,8 +177,10 @@ def _course(built: Built) -> Course:
 
 
 def _state_bytes(built: Built) -> int:
-    """Weights, gradients, and two optimizer slots for what is trained."""
+    """Weights, gradients, and optimizer slots for what is trained: two, or as many as there are if more."""
     parameters = list(built.model.parameters())
     held = sum(t.nbytes for t in (*parameters, *built.model.buffers()))
     trained = sum(p.nbytes for p in parameters if p.requires_grad)
-    return held + 3 * trained
+    update = UPDATES.get(type(built.optimizer))
+    slots = [len(update.slots(group)) for group in built.optimizer.param_groups] if update else []
+    return held + (1 + max([2, *slots])) * trained
