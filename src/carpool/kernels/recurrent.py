@@ -199,6 +199,9 @@ def lent(model: nn.Module) -> Iterator[None]:
 
 
 def _flatten_real(module: nn.RNNBase) -> None:
-    is_wrapped = functorch.is_functorch_wrapped_tensor
-    if not any(isinstance(w, FakeTensor) or is_wrapped(w) for w in module._flat_weights):
+    if not any(isinstance(w, Tensor) and _is_traced(w) for w in module._flat_weights):
         type(module).flatten_parameters(module)
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    return isinstance(tensor, FakeTensor) or functorch.is_functorch_wrapped_tensor(tensor)
