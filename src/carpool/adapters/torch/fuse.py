@@ -12,10 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from carpool.adapters.base import Fuser, Prepared
 from carpool.adapters.torch import stack
+from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.fused import StackedSession, make_window
 from carpool.adapters.torch.layout import make_layout
-from carpool.adapters.torch.probe import Probe, blame
+from carpool.adapters.torch.probe import Probe
 from carpool.adapters.torch.program import trace_only
 from carpool.adapters.torch.stacked import Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store

@@ -27,5 +27,10 @@ def convolves_in_tf32() -> bool:
     return _read("cudnn.conv") == "tf32"
 
 
+def recurs_in_tf32() -> bool:
+    """True unless the user said otherwise, likewise."""
+    return _read("cudnn.rnn") == "tf32"
+
+
 def _read(place: str) -> str:
     return attrgetter(f"{place}.fp32_precision")(torch.backends)

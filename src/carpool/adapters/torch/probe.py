@@ -7,10 +7,8 @@ probed; that is not an error here, it only cannot be stacked.
 from __future__ import annotations
 
 import copy
-import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +16,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
+from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Arrays, Built, Step
-from carpool.errors import CarpoolError, described
-from carpool.kernels.random import Keyed
+from carpool.errors import CarpoolError
+from carpool.kernels.recurrent import lent
+from carpool.kernels.table import stacked
 
 Entries = Sequence[tuple[str, Hashable]]
 
@@ -43,7 +43,8 @@ class Stepped(nn.Module):
 
 def call(module: Stepped, leaves: Mapping[str, torch.Tensor], batch: Any) -> Any:
     """Runs the objective on these parameters and buffers, named as in the user's model."""
-    return functional_call(module, {f"model.{name}": leaf for name, leaf in leaves.items()}, (batch,))
+    with lent(module):
+        return functional_call(module, {f"model.{name}": leaf for name, leaf in leaves.items()}, (batch,))
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def _probe(built: Built, fake: FakeTensorMode) -> Probe:
         saved.append(tensor.nbytes)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), Keyed(0, 0) as key:
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), stacked(0, 0) as key:
         values, _ = call(module, leaves, _empty_batch(built.data, built.job.batch_size, device))
     grads = torch.autograd.grad(values["loss"], [leaves[name] for name in learning], allow_unused=True)
     idle = frozenset(name for name, grad in zip(learning, grads, strict=True) if grad is None)
@@ -123,7 +124,7 @@ def _evaluated_values(
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
-        with torch.no_grad(), Keyed(0, 0):
+        with torch.no_grad(), stacked(0, 0):
             values, _ = call(module, leaves, _empty_batch(built.validation, built.job.batch_size, device))
     finally:
         for part, training in modes.items():
@@ -140,21 +141,3 @@ def _empty_batch(arrays: Arrays, size: int, device: str) -> Any:
 
 def _loss_first(values: Mapping[str, Any]) -> tuple[str, ...]:
     return ("loss", *(name for name in values if name != "loss"))
-
-
-def blame(error: BaseException) -> str:
-    """An error in one line, with the user's own line that led to it."""
-    line = _users_line(traceback.extract_tb(error.__traceback__))
-    text = described(error)
-    return text[:300] + (f" (at {line})" if line else "")
-
-
-_OURS = str(Path(__file__).parents[2])
-_TORCHS = str(Path(torch.__file__).parent)
-
-
-def _users_line(frames: Sequence[traceback.FrameSummary]) -> str | None:
-    for frame in reversed(frames):
-        if not frame.filename.startswith((_OURS, _TORCHS, "<")):
-            return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
-    return None

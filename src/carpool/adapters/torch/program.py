@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from carpool.adapters.torch import precision
@@ -29,13 +30,14 @@ _compile_guess_s = {
     "cpu": 6.0,
     "cuda": 12.0,
 }  # cold compilation of a small network, measured on 2 cores and on an H200
+_SMALL_NODES = 200  # such a network's step, traced; from there compiling takes about as long a node
 
 
 @dataclass
 class _Ready:
     """A traced step and, when it was compiled, the compiled one."""
 
-    traced: Callable[..., None]
+    traced: GraphModule
     compiled: Callable[..., None] | None = None
 
     @property
@@ -48,9 +50,9 @@ class _Ready:
 _memory: OrderedDict[Hashable, _Ready] = OrderedDict()
 
 
-def compile_guess_s(device: str) -> float:
-    """What compiling a step is expected to take before one has been measured."""
-    return _compile_guess_s[torch.device(device).type]
+def compile_guess_s(device: str, nodes: int = 0) -> float:
+    """What compiling a step of so many operations is expected to take before one has been measured."""
+    return _compile_guess_s[torch.device(device).type] * max(1.0, nodes / _SMALL_NODES)
 
 
 class Program:
@@ -70,6 +72,11 @@ class Program:
     @property
     def compiled(self) -> bool:
         return self._ready.compiled is not None
+
+    @property
+    def nodes(self) -> int:
+        """How many operations the traced step has: an unrolled recurrence has many."""
+        return len(self._ready.traced.graph.nodes)
 
     def compile(self) -> None:
         """Compiles the traced step; where the compiler is missing or fails, the traced step stays."""

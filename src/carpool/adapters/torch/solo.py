@@ -19,7 +19,7 @@ from carpool.adapters.torch.build import Arrays, Built, reseed, seeded
 from carpool.adapters.torch.clock import Stream
 from carpool.adapters.torch.stacked import evaluation_step
 from carpool.adapters.torch.store import Store
-from carpool.kernels.random import Keyed
+from carpool.kernels.table import alone
 from carpool.planning.cursor import Chunk, Course, Cursor, Supply
 
 _SLICE_S = 0.05  # how long a chunk may take: whoever shares the device waits for it
@@ -87,7 +87,7 @@ class SoloSession(Session):
         reseed(built.seed * 1_000_003 + step)  # for operators that are not keyed
         buffers = {name: b.clone() for name, b in built.model.named_buffers()} if self._buffered else {}
         built.optimizer.zero_grad(set_to_none=True)
-        with torch.enable_grad(), Keyed(built.seed, step) if self._random else nullcontext():
+        with torch.enable_grad(), alone(built.seed, step) if self._random else nullcontext():
             values = built.step(built.model, inputs)
         loss = values["loss"].item()
         if not math.isfinite(loss):
@@ -115,7 +115,7 @@ class SoloSession(Session):
         with torch.no_grad(), seeded(self._built.job.seed), evaluating(self._built.model):
             batches = _batches(validation, self._validation, self._course.batch_size)
             for number, (size, batch) in enumerate(batches):
-                with Keyed(self._built.seed, evaluation_step(self._steps, number)):
+                with alone(self._built.seed, evaluation_step(self._steps, number)):
                     values = self._built.step(self._built.model, batch)
                 for name, value in values.items():
                     totals[name] = totals.get(name, 0.0) + value.to(torch.float64) * size

@@ -17,7 +17,7 @@ from torch.func import grad, vmap
 from carpool.adapters.torch.build import Step
 from carpool.adapters.torch.layout import Layout
 from carpool.adapters.torch.probe import Stepped, call
-from carpool.kernels.random import Keyed
+from carpool.kernels.table import batched_or_refused, stacked
 from carpool.kernels.updates import clipped
 
 Tensors = dict[str, Tensor]
@@ -45,7 +45,7 @@ def train_step(recipe: Recipe, size: int) -> Callable[[Tensors], None]:
     def member(
         learning: Tensors, fixed: Tensors, buffers: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor
     ) -> Any:
-        with Keyed(seed, step):
+        with stacked(seed, step):
             values, after = call(module, {**learning, **fixed, **buffers}, recipe.batch(batch))
         shown = torch.stack([values[name].detach().to(torch.float64) for name in recipe.values])
         return values["loss"], (shown, {name: after[name].detach() for name in buffers})
@@ -54,9 +54,10 @@ def train_step(recipe: Recipe, size: int) -> Callable[[Tensors], None]:
         batch = _gather(t, size)
         learning, buffers = recipe.layout.views(t["weights"]), _prefixed(t, "buffer:")
         trial = {name: buffer.clone() for name, buffer in buffers.items()}
-        grads, (shown, after) = vmap(grad(member, has_aux=True))(
-            learning, _prefixed(t, "fixed:"), trial, batch, t["seeds"], t["steps"]
-        )
+        with batched_or_refused():
+            grads, (shown, after) = vmap(grad(member, has_aux=True))(
+                learning, _prefixed(t, "fixed:"), trial, batch, t["seeds"], t["steps"]
+            )
         moved = t["active"] & t["alive"] & torch.isfinite(shown[:, 0])
         _update(recipe, t, recipe.layout.flat(grads), moved)
         for name, buffer in buffers.items():
@@ -75,7 +76,7 @@ def evaluate_step(recipe: Recipe, size: int, full: int, shared: bool) -> Callabl
     module = Stepped(recipe.evaluating, recipe.step)
 
     def member(leaves: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor) -> Tensor:
-        with Keyed(seed, step):
+        with stacked(seed, step):
             values, _ = call(module, leaves, recipe.validation_batch(batch))
         return torch.stack([values[name].to(torch.float64) for name in recipe.evaluated])
 
