@@ -18,6 +18,7 @@ MODULES = sorted(
 WITH_EXAMPLES = {
     "carpool.job",
     "carpool.grid",
+    "carpool.predict",
     "carpool.random",
     "carpool.result",
     "carpool.stopping",

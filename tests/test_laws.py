@@ -153,6 +153,7 @@ def test_the_public_names_are_these():
         "batch_order",
         "grid",
         "plan",
+        "predict",
         "train",
     ]
 
@@ -186,6 +187,7 @@ def test_public_functions_take_their_options_by_name():
         (carpool.train, ["jobs"]),
         (carpool.plan, ["jobs"]),
         (carpool.Job, ["model", "data"]),
+        (carpool.predict, ["models", "inputs"]),
     ):
         parameters = inspect.signature(function).parameters.values()
         assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == positional

@@ -6,6 +6,7 @@ Importing this imports no framework and touches no device.
 from carpool.errors import CarpoolError, Interrupted
 from carpool.grid import grid
 from carpool.job import Job, Schedule
+from carpool.predict import predict
 from carpool.random import batch_order
 from carpool.result import Outcome, Result, Results
 from carpool.stopping import EarlyStopping
@@ -25,5 +26,6 @@ __all__ = [
     "batch_order",
     "grid",
     "plan",
+    "predict",
     "train",
 ]

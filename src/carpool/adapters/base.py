@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from carpool.errors import FusionError, ModelError, sentence
 from carpool.job import Job
 from carpool.planning.cursor import Chunk, Cursor
 from carpool.planning.spec import ModelSpec
@@ -220,3 +221,17 @@ class Adapter(ABC):
     @abstractmethod
     def save(self, model: Any, path: Path) -> None:
         """Writes a model's weights as safetensors."""
+
+    def predict(self, models: Sequence[Any], inputs: Any, batch_size: int | None, device: str) -> list[Any]:
+        """Each model's outputs for the same inputs, in evaluation mode."""
+        raise ModelError(
+            sentence("models that carpool can predict with", f"{self.name} models", "call them yourself")
+        )
+
+    def stack(
+        self, models: Sequence[Any], optimizers: Sequence[Any], seeds: Sequence[int], compile: bool
+    ) -> Any:
+        """Models of one structure, stacked for a loop of the user's own: what `carpool.Stack` stands on."""
+        raise FusionError(
+            sentence("models that carpool can stack", f"{self.name} models", "train them one by one")
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from carpool.adapters.torch.build import (
     build_timer,
 )
 from carpool.adapters.torch.fuse import Known, TorchFuser
+from carpool.adapters.torch.predict import predict
 from carpool.adapters.torch.probe import Probe, probe
 from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.store import Store, key_of
@@ -138,6 +139,9 @@ class TorchAdapter(Adapter):
         from safetensors.torch import save_model
 
         save_model(model, str(path))
+
+    def predict(self, models: Sequence[Any], inputs: Any, batch_size: int | None, device: str) -> list[Any]:
+        return predict(models, inputs, batch_size, self.device(device))
 
 
 def _state_bytes(built: Built) -> int:
