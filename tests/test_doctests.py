@@ -21,6 +21,7 @@ WITH_EXAMPLES = {
     "carpool.predict",
     "carpool.random",
     "carpool.result",
+    "carpool.stack",
     "carpool.stopping",
     "carpool.errors",
     "carpool.train",

@@ -9,6 +9,7 @@ from carpool.job import Job, Schedule
 from carpool.predict import predict
 from carpool.random import batch_order
 from carpool.result import Outcome, Result, Results
+from carpool.stack import Stack
 from carpool.stopping import EarlyStopping
 from carpool.train import plan, train
 
@@ -23,6 +24,7 @@ __all__ = [
     "Result",
     "Results",
     "Schedule",
+    "Stack",
     "batch_order",
     "grid",
     "plan",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any, overload
 
@@ -18,10 +18,14 @@ def predict(
 ) -> dict[str, Any]: ...
 @overload
 def predict(
-    models: Sequence[Any], inputs: Any, *, batch_size: int | None = None, device: str = "auto"
+    models: list[Any] | tuple[Any, ...],
+    inputs: Any,
+    *,
+    batch_size: int | None = None,
+    device: str = "auto",
 ) -> list[Any]: ...
 def predict(
-    models: Mapping[str, Any] | Results | Sequence[Any],
+    models: Mapping[str, Any] | Results | list[Any] | tuple[Any, ...],
     inputs: Any,
     *,
     batch_size: int | None = None,

@@ -49,6 +49,13 @@ class Inputs:
         moved = (leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves)
         return Inputs(tuple(moved), self.nest)
 
+    def holding(self, tensors: Sequence[Tensor]) -> Inputs:
+        """The same nest with other tensors."""
+        given = iter(tensors)
+        return Inputs(
+            tuple(next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves), self.nest
+        )
+
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional arguments and keywords of a call."""
         value = pytree.tree_unflatten(list(self.leaves), self.nest)

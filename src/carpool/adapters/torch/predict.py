@@ -152,7 +152,9 @@ def _largest_bytes(model: nn.Module, batch: Inputs) -> int:
                 tuple(fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf for leaf in batch.leaves),
                 batch.nest,
             )
-            leaves = {name: fake.from_tensor(leaf.detach()) for name, leaf in leaves_of(model).items()}
+            leaves: dict[str, Tensor] = {
+                name: fake.from_tensor(leaf.detach()) for name, leaf in leaves_of(model).items()
+            }
             functional_call(template(model), leaves, *empty.arguments())
             return seen.nbytes
     except Exception:  # what needs contents cannot be seen so; it will not be stacked either

@@ -21,6 +21,8 @@ from carpool.adapters.torch.build import (
     build_timer,
 )
 from carpool.adapters.torch.fuse import Known, TorchFuser
+from carpool.adapters.torch.keep import Kept
+from carpool.adapters.torch.members import make_members
 from carpool.adapters.torch.predict import predict
 from carpool.adapters.torch.probe import Probe, probe
 from carpool.adapters.torch.solo import SoloSession
@@ -142,6 +144,11 @@ class TorchAdapter(Adapter):
 
     def predict(self, models: Sequence[Any], inputs: Any, batch_size: int | None, device: str) -> list[Any]:
         return predict(models, inputs, batch_size, self.device(device))
+
+    def stack(
+        self, models: Sequence[Any], optimizers: Sequence[Any], seeds: Sequence[int], compile: bool
+    ) -> Kept:
+        return Kept(make_members(models, optimizers, seeds), compile)
 
 
 def _state_bytes(built: Built) -> int:
