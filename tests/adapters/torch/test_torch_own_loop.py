@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR
+from torch.utils.flop_counter import FlopCounterMode
 
 import carpool
 from carpool.adapters.torch import keep
@@ -297,7 +298,6 @@ def test_float32_stays_within_its_tolerance():
         assert_same(stack[i], twin, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_a_compiled_stack_equals_plain_loops():
     models, optimizers = made(normed, adamw)
     twins, their_optimizers = copy.deepcopy((models, optimizers))
@@ -528,6 +528,16 @@ def test_a_shared_frozen_trunk_is_kept_once_and_trains_as_alone():
     for i, twin in enumerate(twins):
         by_hand(twin, their_optimizers[i], batches())
         assert_same(models[i], twin)
+
+
+def test_a_shared_frozen_trunk_is_computed_once_a_step():
+    shared = trunk().eval()
+    stack = carpool.Stack(*made(lambda: Headed(shared), sgd))
+    stack.step(F.cross_entropy, xs[0], ys[0])  # traces and checks
+    with FlopCounterMode(display=False) as counter:
+        stack.step(F.cross_entropy, xs[1], ys[1])
+    head = 2 * BATCH * 5 * 3
+    assert counter.get_total_flops() == 2 * BATCH * 6 * 5 + MEMBERS * 2 * head  # heads: forward and backward
 
 
 def test_a_shared_trunk_that_learns_statistics_is_refused():

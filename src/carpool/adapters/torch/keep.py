@@ -183,7 +183,8 @@ class Kept:
     def _program(self, kind: str, objective: Objective, each: bool, clips: bool) -> _Ready:
         key = (kind, objective.signature, objective.shapes, each, clips)
         if (place := (key, flags())) not in self._programs:
-            data = tuple(torch.empty_like(leaf) for leaf in objective.leaves)
+            # Filled: compiling and capturing run the step on what is there, and random labels would raise.
+            data = tuple(leaf.clone() for leaf in objective.leaves)
             tensors = self._rows.tensors | {f"data:{i}": leaf for i, leaf in enumerate(data)}
             make = own_train_step if kind == "train" else own_evaluate_step
             whole = ("own loop", self._members.signature, self._members.shared, self._idle, key)
