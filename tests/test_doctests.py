@@ -18,8 +18,10 @@ MODULES = sorted(
 WITH_EXAMPLES = {
     "carpool.job",
     "carpool.grid",
+    "carpool.predict",
     "carpool.random",
     "carpool.result",
+    "carpool.stack",
     "carpool.stopping",
     "carpool.errors",
     "carpool.train",

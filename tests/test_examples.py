@@ -16,6 +16,7 @@ SHOWS = {
     "ensemble.py": "of the ensemble",
     "own_step.py": "guessed",
     "lion.py": "lr=0.1,decay=0.1",
+    "own_loop.py": "of the test images read rightly",
 }
 JOBS_FILE = "jobs_file.py"
 MOST_LINES = 52

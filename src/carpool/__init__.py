@@ -8,8 +8,10 @@ from carpool.errors import CarpoolError, Interrupted
 from carpool.grid import grid
 from carpool.job import Job, Schedule
 from carpool.loop import Loop
+from carpool.predict import predict
 from carpool.random import batch_order
 from carpool.result import Outcome, Result, Results
+from carpool.stack import Stack
 from carpool.stopping import EarlyStopping
 from carpool.train import plan, train
 
@@ -25,9 +27,11 @@ __all__ = [
     "Result",
     "Results",
     "Schedule",
+    "Stack",
     "batch_order",
     "data",
     "grid",
     "plan",
+    "predict",
     "train",
 ]

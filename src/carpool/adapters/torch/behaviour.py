@@ -27,7 +27,7 @@ def job_signature(built: Built) -> Signature:
     """What must be equal for two jobs to be stacked: behaviour, the optimizer's arithmetic, shapes of data."""
     job = built.job
     entries = behaviour(built)
-    entries += _optimizer_signature(built)
+    entries += optimizer_signature(built)
     entries += _data_signature("data", built.data)
     if built.validation is not None:
         entries += _data_signature("validation_data", built.validation)
@@ -38,7 +38,7 @@ def job_signature(built: Built) -> Signature:
     return tuple(entries)
 
 
-def _optimizer_signature(built: Built) -> list[tuple[str, Hashable]]:
+def optimizer_signature(built: Built) -> list[tuple[str, Hashable]]:
     names = {id(parameter): name for name, parameter in built.model.named_parameters()}
     kind = type(built.optimizer)
     entries: list[tuple[str, Hashable]] = [("optimizer=", f"{kind.__module__}.{kind.__qualname__}")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,6 +20,7 @@ from carpool.adapters.torch.program import trace_only
 from carpool.adapters.torch.stacked import Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
+from carpool.adapters.torch.template import template
 from carpool.adapters.torch.window import Window
 from carpool.job import Job
 from carpool.kernels.updates import UNFUSED, UPDATES
@@ -51,16 +51,7 @@ class TorchFuser(Fuser):
 
     def refusal(self, jobs: Sequence[Job]) -> str | None:
         known = [self._known(job) for job in jobs]
-        first = known[0]
-        reason = (
-            _stream_refusal(first)
-            or first.probe.failure
-            or _optimizer_refusal(first.built)
-            or _parameter_refusal(first)
-        )
-        for member in known:
-            reason = reason or _state_refusal(member)
-        return reason or self._trace_refusal(known)
+        return untraced_refusal(known) or self._trace_refusal(known)
 
     def _trace_refusal(self, known: Sequence[Known]) -> str | None:
         """Traces the step at the width it would run at; the trace is remembered for `open`."""
@@ -88,13 +79,27 @@ class TorchFuser(Fuser):
         )
 
 
+def untraced_refusal(known: Sequence[Known]) -> str | None:
+    """Why these members of one signature cannot be stacked, as far as it shows before a step is traced."""
+    first = known[0]
+    reason = (
+        _stream_refusal(first)
+        or first.probe.failure
+        or _optimizer_refusal(first.built)
+        or _parameter_refusal(first)
+    )
+    for member in known:
+        reason = reason or _state_refusal(member)
+    return reason
+
+
 def make_recipe(known: Known) -> Recipe:
     """The recipe of a structure, with templates of its model that hold no memory of their own."""
-    template = _emptied(copy.deepcopy(known.built.model))
+    bare = template(known.built.model)
     return Recipe(
         layout=make_layout(known.built, known.probe.idle),
-        training=template,
-        evaluating=copy.deepcopy(template).eval(),
+        training=bare,
+        evaluating=copy.deepcopy(bare).eval(),
         step=known.built.step,
         batch=known.built.data.batch,
         validation_batch=(known.built.validation or known.built.data).batch,
@@ -102,23 +107,6 @@ def make_recipe(known: Known) -> Recipe:
         evaluated=known.probe.evaluated,
         clips=known.built.job.clip_norm is not None,
     )
-
-
-def _emptied(model: nn.Module) -> nn.Module:
-    """Parameters and buffers replaced by ones without memory: a step brings its own.
-
-    Not by `.to("meta")`, which makes a new parameter at each place and so unties tied weights.
-    """
-    empty: dict[int, Any] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                bare = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
-                module._parameters[name] = empty.setdefault(id(parameter), bare)
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = empty.setdefault(id(buffer), buffer.to("meta"))
-    return model
 
 
 def _stream_refusal(known: Known) -> str | None:

@@ -63,7 +63,7 @@ class Program:
         self._inputs = list(tensors.values())
         self._device = self._inputs[0].device
         started = time.perf_counter()
-        self._ready = _remembered((key, _shapes(tensors), _flags()), lambda: _trace(step, tensors))
+        self._ready = _remembered((key, _shapes(tensors), flags()), lambda: _trace(step, tensors))
         self._call = self._ready.best
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
@@ -161,7 +161,7 @@ def _trace(step: Callable[[Tensors], None], tensors: Tensors) -> _Ready:
 
 def trace_only(step: Callable[[Tensors], None], tensors: Tensors, key: Hashable) -> None:
     """Traces a step and remembers it; raises what tracing raises."""
-    _remembered((key, _shapes(tensors), _flags()), lambda: _trace(step, tensors))
+    _remembered((key, _shapes(tensors), flags()), lambda: _trace(step, tensors))
 
 
 def _remembered(key: Hashable, make: Callable[[], _Ready]) -> _Ready:
@@ -177,7 +177,7 @@ def _shapes(tensors: Tensors) -> Hashable:
     return tuple((name, tuple(t.shape), t.dtype, str(t.device)) for name, t in tensors.items())
 
 
-def _flags() -> Hashable:
+def flags() -> Hashable:
     """Global settings that a compiled step has baked in."""
     return (
         precision.settings(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,8 +18,13 @@ from carpool.planning.cursor import MAX_CHUNK_STEPS, Cursor
 Tensors = dict[str, Tensor]
 
 
-def state_tensors(layout: Layout, built: Built, width: int, device: str) -> Tensors:
-    """What the members are: weights, optimizer slots, fixed parameters and buffers, a row for each."""
+def state_tensors(
+    layout: Layout, built: Built, width: int, device: str, shared: Collection[str] = ()
+) -> Tensors:
+    """What the members are: weights, optimizer slots, fixed parameters and buffers, a row for each.
+
+    `shared` leaves are one object in all members and get no rows.
+    """
     learning = {leaf.name for leaf in layout.leaves}
     made = {"weights": torch.zeros(width, layout.width, dtype=layout.dtype, device=device)}
     for slot in layout.slots:
@@ -29,10 +34,11 @@ def state_tensors(layout: Layout, built: Built, width: int, device: str) -> Tens
             (width, len(layout.spans)), start, dtype=number_dtype(), device=device
         )
     for name, parameter in built.model.named_parameters():
-        if name not in learning:
+        if name not in learning and name not in shared:
             made[f"fixed:{name}"] = torch.zeros(width, *parameter.shape, dtype=parameter.dtype, device=device)
     for name, buffer in built.model.named_buffers():
-        made[f"buffer:{name}"] = torch.zeros(width, *buffer.shape, dtype=buffer.dtype, device=device)
+        if name not in shared:
+            made[f"buffer:{name}"] = torch.zeros(width, *buffer.shape, dtype=buffer.dtype, device=device)
     made["seeds"] = torch.zeros(width, dtype=torch.int64, device=device)
     made["steps"] = torch.zeros(width, dtype=torch.int64, device=device)
     made["alive"] = torch.ones(width, dtype=torch.bool, device=device)

@@ -59,7 +59,7 @@ def train_step(recipe: Recipe, size: int) -> Callable[[Tensors], None]:
                 learning, _prefixed(t, "fixed:"), trial, batch, t["seeds"], t["steps"]
             )
         moved = t["active"] & t["alive"] & torch.isfinite(shown[:, 0])
-        _update(recipe, t, recipe.layout.flat(grads), moved)
+        update_rows(recipe, t, recipe.layout.flat(grads), moved)
         for name, buffer in buffers.items():
             buffer.copy_(torch.where(_beside(moved, buffer), after[name], buffer))
         t["sums"].add_(torch.where(moved[:, None], shown * size, 0.0))
@@ -115,7 +115,7 @@ def _gather(t: Tensors, size: int) -> list[Tensor]:
     return [array[index] for array in _prefixed(t, "data:").values()]
 
 
-def _update(recipe: Recipe, t: Tensors, grads: Tensor, moved: Tensor) -> None:
+def update_rows(recipe: Recipe, t: Tensors, grads: Tensor, moved: Tensor) -> None:
     if recipe.clips:
         grads = clipped(grads, t["clip"].to(grads.dtype)[:, None])
     scalars = t["table"].index_select(0, t["k"].view(1))[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from carpool.adapters.torch.build import (
     build_timer,
 )
 from carpool.adapters.torch.fuse import Known, TorchFuser
+from carpool.adapters.torch.keep import Kept
+from carpool.adapters.torch.members import make_members
+from carpool.adapters.torch.predict import predict
 from carpool.adapters.torch.probe import Probe, probe
 from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.store import Store, key_of
@@ -167,6 +170,14 @@ class TorchAdapter(Adapter):
         from safetensors.torch import save_model
 
         save_model(model, str(path))
+
+    def predict(self, models: Sequence[Any], inputs: Any, batch_size: int | None, device: str) -> list[Any]:
+        return predict(models, inputs, batch_size, self.device(device))
+
+    def stack(
+        self, models: Sequence[Any], optimizers: Sequence[Any], seeds: Sequence[int], compile: bool
+    ) -> Kept:
+        return Kept(make_members(models, optimizers, seeds), compile)
 
 
 def _course(built: Built) -> Course:
