@@ -1,8 +1,9 @@
-"""`python -m benchmarks [cpu|gpu|readme]`: parse, run, print."""
+"""`python -m benchmarks [cpu|gpu|matrix|mix|loaders|readme]`: parse, run, print."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -27,7 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _readme(options.out)
     with _empty_compiler_cache():
         command = options.command or _default_command()
-        return _gpu(options) if command == "gpu" else _cpu(options)
+        runs = {"gpu": _gpu, "cpu": _cpu, "matrix": _matrix, "mix": _mix, "loaders": _loaders}
+        return runs[command](options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "command",
         nargs="?",
-        choices=["cpu", "gpu", "readme"],
+        choices=["cpu", "gpu", "matrix", "mix", "loaders", "readme"],
         help="default: gpu where there is one, else cpu",
     )
     parser.add_argument("--quick", action="store_true", help="a look in about a minute; never used by readme")
@@ -48,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--budget-s", type=float, default=440.0, help="gpu: seconds to share among the rows (440)"
     )
+    parser.add_argument("--worth-s", type=float, default=5.0, help="mix: eager seconds of each model (5)")
     parser.add_argument("--threads", type=int, help="torch's threads (default: torch's own choice)")
     parser.add_argument(
         "--compile", choices=["on", "auto", "off"], default="on", help="carpool.train's compile (default on)"
@@ -104,6 +107,56 @@ def _gpu(options: argparse.Namespace) -> int:
     limits = gpu.Limits(options.windows, gpu.WINDOW_S, options.budget_s)
     report = _report("gpu", options, hardware.describe(device), gpu.settings(limits, compile), gpu.NOTES)
     return _record(report, gpu.run(sizes, limits, device, compile, _say), options.out)
+
+
+def _matrix(options: argparse.Namespace) -> int:
+    from benchmarks import gpu, hardware, matrix
+
+    _set_threads(options.threads)
+    device = options.device or ("cuda:0" if _default_command() == "gpu" else "cpu")
+    gpu.allow_tf32()
+    report = _report("matrix", options, hardware.describe(device), {"windows": options.windows}, matrix.NOTES)
+
+    def wanted(word: str, count: int, same: bool) -> bool:
+        kind = "same" if same else "different"
+        named = {word, f"{word}:{count}", f"{word}:{count}:{kind}"}
+        return options.rows is None or not named.isdisjoint(options.rows.split(","))
+
+    rows = matrix.run(device, options.windows, options.budget_s, wanted, _say)
+    return _record(report, rows, options.out)
+
+
+def _mix(options: argparse.Namespace) -> int:
+    from benchmarks import gpu, hardware, mix
+
+    gpu.allow_tf32()
+    device = options.device or "cuda:0"
+    mixed = mix.run(device, options.worth_s, options.windows, options.compile == "on", _say)
+    return _plainly("mix", hardware.describe(device), mixed.plain(), options.out)
+
+
+def _loaders(options: argparse.Namespace) -> int:
+    from benchmarks import hardware, loaders
+
+    _set_threads(options.threads)
+    device = options.device or "cpu"
+    return _plainly(
+        "loaders", hardware.describe(device), loaders.run(device, options.windows, _say), options.out
+    )
+
+
+def _plainly(kind: str, hardware: dict, found: dict, folder: Path) -> int:
+    """A record that is no table of model-steps."""
+    from benchmarks.hardware import slug, versions
+
+    today = datetime.now(UTC).date().isoformat()
+    record = {"kind": kind, "date": today, "hardware": hardware, "versions": versions(), **found}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{kind}-{today}-{slug(hardware)}.json"
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    print(json.dumps(found.get("scores", found), indent=1), flush=True)
+    _say(f"written to {path}")
+    return 0
 
 
 def _readme(results: Path) -> int:

@@ -95,32 +95,35 @@ def _jobs(order: Order) -> Sequence[carpool.Job]:
 
 
 class Stopwatch:
-    """Listens to a run's events: for each group, from the end of its first check to its last epoch's end.
+    """Listens to a run's events: from when its last group has passed its first check to the last epoch's end.
 
     Building, planning, opening and checking are left out; what is captured or compiled after the check is not.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._starts: list[float] = []
-        self._stops: list[float] = []
+        self._start = self._stop = 0.0
         self._steps = 0
+        self._advanced: set[int] = set()
 
     def __call__(self, event: Event) -> None:
         match event:
             case GroupStarted():
-                self._starts.append(self._clock())
-                self._stops.append(self._starts[-1])
-            case GroupVerified() if self._stops[-1] == self._starts[-1]:  # before its first epoch ended
-                self._starts[-1] = self._stops[-1] = self._clock()
-            case GroupAdvanced(_, steps):
+                self._begin()
+            case GroupVerified(group) if group not in self._advanced:
+                self._begin()
+            case GroupAdvanced(group, steps):
+                self._advanced.add(group)
                 self._steps += steps
             case EpochEnded():
-                self._stops[-1] = self._clock()
+                self._stop = self._clock()
             case _:
                 pass
 
+    def _begin(self) -> None:
+        self._start, self._steps = self._clock(), 0
+
     def window(self) -> Window | None:
         """All groups together; None when no epoch ended."""
-        seconds = sum(self._stops) - sum(self._starts)
-        return Window(seconds, self._steps) if seconds > 0 else None
+        seconds = self._stop - self._start
+        return Window(seconds, self._steps) if seconds > 0 and self._steps else None

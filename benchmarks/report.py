@@ -23,7 +23,8 @@ def write(report: Report, folder: Path) -> Path:
     """Writes the JSON, and the table beside it; the JSON's path. Called after every row, it keeps what there is."""
     folder.mkdir(parents=True, exist_ok=True)
     quick = "-quick" if report.quick else ""
-    path = folder / f"{report.date}-{slug(dict(report.hardware))}{quick}.json"
+    kind = "" if report.kind in ("cpu", "gpu") else f"-{report.kind}"
+    path = folder / f"{report.date}-{slug(dict(report.hardware))}{kind}{quick}.json"
     path.write_text(json.dumps(to_json(report), indent=1, ensure_ascii=False) + "\n")
     path.with_suffix(".md").write_text(markdown(report))
     return path
@@ -31,7 +32,7 @@ def write(report: Report, folder: Path) -> Path:
 
 def newest(folder: Path) -> list[Report]:
     """The newest full report of each kind, GPU first; quick runs never count."""
-    reports = [from_json(json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
+    reports = [from_json(json.loads(path.read_text())) for path in sorted(folder.glob("[0-9]*.json"))]
     latest = {report.kind: report for report in sorted(reports, key=lambda one: one.date) if not report.quick}
     return [latest[kind] for kind in ("gpu", "cpu") if kind in latest]
 

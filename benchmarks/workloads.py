@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
@@ -53,9 +52,14 @@ class Workload:
         return _drawn(self)
 
 
-@cache
 def _drawn(workload: Workload) -> Data:
-    return workload.draw(workload.samples, torch.Generator().manual_seed(0))
+    key = (workload.name, workload.samples, workload.title)
+    if key not in _draws:
+        _draws[key] = workload.draw(workload.samples, torch.Generator().manual_seed(0))
+    return _draws[key]
+
+
+_draws: dict[tuple[str, int, str], Data] = {}
 
 
 def sweep(count: int) -> tuple[Member, ...]:
@@ -163,8 +167,13 @@ def _labelled(shape: tuple[int, ...], samples: int, generator: torch.Generator) 
     return Data(x, (x.flatten(1) @ hidden).argmax(-1))
 
 
+def vectors(length: int, samples: int, generator: torch.Generator) -> Data:
+    """Vectors of any length."""
+    return _labelled((length,), samples, generator)
+
+
 def _vectors(samples: int, generator: torch.Generator) -> Data:
-    return _labelled((32,), samples, generator)
+    return vectors(32, samples, generator)
 
 
 def _digits(samples: int, generator: torch.Generator) -> Data:

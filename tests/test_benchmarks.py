@@ -127,16 +127,18 @@ def test_the_stopwatch_starts_after_the_first_check_and_stops_at_the_last_epoch(
     assert window == Window(5.0, 80)
 
 
-def test_the_stopwatch_adds_groups_that_ran_in_turn() -> None:
+def test_the_stopwatch_starts_when_the_last_group_is_open() -> None:
     window = heard(
-        (1.0, GroupStarted(0, ("a",), "in_turn")),
-        (2.0, GroupAdvanced(0, 10)),
-        (3.0, EpochEnded("a", 0, {})),
-        (10.0, GroupStarted(1, ("b",), "in_turn")),
-        (11.0, GroupAdvanced(1, 10)),
-        (14.0, EpochEnded("b", 0, {})),
+        (1.0, GroupStarted(0, ("a",), "fused")),
+        (2.0, GroupVerified(0, 1, 0.0)),
+        (2.5, GroupAdvanced(0, 10)),
+        (3.0, GroupStarted(1, ("b",), "fused")),
+        (5.0, GroupVerified(1, 1, 0.0)),
+        (6.0, GroupAdvanced(1, 10)),
+        (7.0, GroupAdvanced(0, 10)),
+        (9.0, EpochEnded("a", 0, {})),
     )
-    assert window == Window(6.0, 20)
+    assert window == Window(4.0, 20)
 
 
 def test_a_run_without_an_epoch_has_no_figure() -> None:
@@ -313,3 +315,29 @@ def test_the_gpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.Monkey
     assert status == 0
     (report,) = reporting.newest(tmp_path)
     assert all(one.rate for one in report.rows[0].measured), [one.note for one in report.rows[0].measured]
+
+
+# Interleaved
+
+
+def test_the_matrix_compares_whole_calls_with_taking_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import matrix
+
+    monkeypatch.setattr(matrix, "CPU", (matrix.Weight("tiny", (8, 4), 8, 32, 1),))
+    monkeypatch.setattr(matrix, "COUNTS", (1, 2))
+    rows = list(matrix.run("cpu", 1, 1e9, lambda word, count, same: True, lambda text: None))
+    assert [(row.members, row.title.rpartition(", ")[2]) for row in rows] == [
+        (1, "one structure"), (2, "one structure"), (2, "each its own")
+    ]  # fmt: skip
+    assert [row.way("carpool").note for row in rows] == ["ran interleaved", "ran fused", "ran interleaved"]  # type: ignore[union-attr]
+    assert all(row.ratio("taking turns") for row in rows)
+
+
+def test_loaders_are_compared_with_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import loaders
+
+    for name, value in {"BATCHES": 2, "WAIT_S": 0.0, "EPOCHS": 1, "IMAGES": 34}.items():
+        monkeypatch.setattr(loaders, name, value)
+    found = loaders.run("cpu", 1, lambda text: None)
+    assert len(found) == 4
+    assert all(one["ratio"] > 0 for one in found.values() if isinstance(one, dict))

@@ -74,6 +74,19 @@ class GroupAdvanced:
 
 
 @dataclass(frozen=True)
+class GroupEnded:
+    """A group's session was closed `seconds` after it was opened; it had used the device for `busy_s` of them.
+
+    On a GPU, where sessions run at the same time, these overlap with what the others used.
+    """
+
+    group: int
+    names: tuple[str, ...]
+    seconds: float
+    busy_s: float
+
+
+@dataclass(frozen=True)
 class BatchesRead:
     """A streamed job used up so many batches; `depth` of at most `capacity` more were there already."""
 
@@ -133,6 +146,7 @@ Event = (
     | GroupFellBack
     | GroupResized
     | GroupAdvanced
+    | GroupEnded
     | BatchesRead
     | JobAdmitted
     | EpochEnded

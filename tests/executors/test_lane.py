@@ -35,13 +35,13 @@ class Scripted:
 
 
 def lanes(
-    monkeypatch: pytest.MonkeyPatch, turns_s: dict[str, float], priorities: dict[str, int] | None = None
+    monkeypatch: pytest.MonkeyPatch, turns_s: dict[str, float], weights: dict[str, float] | None = None
 ) -> dict[str, Lane]:
     clock = FakeClock()
     monkeypatch.setattr(lane, "time", clock)
     drivers: dict[str, Any] = {name: Scripted(clock, turn_s) for name, turn_s in turns_s.items()}
     return {
-        name: Lane(driver, FakeSession(Script()), False, (priorities or {}).get(name, 0), 0.0)
+        name: Lane(driver, FakeSession(Script()), False, (weights or {}).get(name, 1.0), 0.0)
         for name, driver in drivers.items()
     }
 
@@ -60,8 +60,8 @@ def test_a_lane_of_short_turns_gets_more_of_them_and_the_same_time(monkeypatch: 
     assert turns(lanes(monkeypatch, {"short": 1.0, "long": 4.0}), 100) == {"short": 80, "long": 20}
 
 
-def test_each_step_of_priority_doubles_the_share(monkeypatch: pytest.MonkeyPatch):
-    made = lanes(monkeypatch, {"low": 1.0, "high": 1.0}, {"high": 2})
+def test_time_is_shared_by_weight(monkeypatch: pytest.MonkeyPatch):
+    made = lanes(monkeypatch, {"low": 1.0, "high": 1.0}, {"high": 4.0})
     assert turns(made, 100) == {"low": 20, "high": 80}
 
 
@@ -72,7 +72,7 @@ def test_a_lane_that_comes_later_starts_where_the_others_stand(monkeypatch: pyte
     monkeypatch.setattr(lane, "time", clock)
     made["early"].driver._clock = clock  # type: ignore[attr-defined]
     driver: Any = Scripted(clock, 1.0)
-    late = Lane(driver, FakeSession(Script()), False, 0, made["early"].used_s)
+    late = Lane(driver, FakeSession(Script()), False, 1.0, made["early"].used_s)
     assert turns({**made, "late": late}, 10) == {"early": 5, "late": 5}
 
 

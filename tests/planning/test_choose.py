@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from carpool.errors import FusionError, OptionError
@@ -9,6 +11,7 @@ from carpool.planning.choose import Choice, check_strategy, choose
 from carpool.planning.cursor import Course
 from carpool.planning.group import Candidate
 from carpool.planning.spec import ModelSpec
+from carpool.planning.trials import Trial
 
 
 def candidate(
@@ -57,6 +60,21 @@ def test_fused_for_a_job_alone_names_what_differs():
         FusionError, match=r"Cannot fuse 'a': .*structure \(differs from 'z': .*\)\. Remedy: "
     ):
         choose(candidate(1, stranger="differs from 'z': it has no 'fc'"), "fused")
+
+
+def test_what_was_measured_slower_together_is_interleaved_and_says_so():
+    slow = replace(candidate(8), trial=Trial(8, together_s=0.01, alone_s=0.001))
+    assert choose(slow) == Choice(
+        "interleaved",
+        "measured on this device: a step of 8 together takes 10 ms (uncompiled), one after another 8 ms",
+    )
+    assert choose(slow, "fused").strategy == "fused"
+
+
+def test_what_was_measured_faster_together_is_fused_and_says_so():
+    fast = replace(candidate(8), trial=Trial(8, together_s=0.001, alone_s=0.001, compiled=True))
+    assert choose(fast).strategy == "fused"
+    assert "a step of 8 together takes 1 ms (compiled), one after another 8 ms" in choose(fast).reason
 
 
 @pytest.mark.parametrize("strategy", ["auto", "fused", "interleaved", "in_turn"])

@@ -16,7 +16,16 @@ from dataclasses import dataclass
 
 from carpool.adapters.base import Adapter, FusedSession, JobState, Session, Trained, Unstackable
 from carpool.errors import FusionError, described
-from carpool.events import Emit, GroupCompiled, GroupFellBack, GroupStarted, JobAdmitted, JobEnded, JobFailed
+from carpool.events import (
+    Emit,
+    GroupCompiled,
+    GroupEnded,
+    GroupFellBack,
+    GroupStarted,
+    JobAdmitted,
+    JobEnded,
+    JobFailed,
+)
 from carpool.executors.driver import Driver, Member, Unfit
 from carpool.executors.interrupt import Pause
 from carpool.executors.lane import Lane, next_lane
@@ -99,6 +108,10 @@ class Run:
     def _priority(self, entry: Entry) -> int:
         return max(self._jobs[name].priority for name in entry.names)
 
+    def _weight(self, entry: Entry) -> float:
+        """Every job has a share of its own, in a group too."""
+        return sum(2.0 ** self._jobs[name].priority for name in entry.names)
+
     # Opening
 
     def _admit(self) -> None:
@@ -128,7 +141,7 @@ class Run:
             return
         start_s = min((lane.used_s for lane in self._open), default=0.0)
         driver = self._driver(entry, session)
-        self._open[Lane(driver, session, self._orders.verify, self._priority(entry), start_s)] = entry
+        self._open[Lane(driver, session, self._orders.verify, self._weight(entry), start_s)] = entry
 
     def _session(self, entry: Entry) -> Session:
         adapter = self._adapters[entry.group.adapter]
@@ -184,6 +197,7 @@ class Run:
 
     def _close(self, lane: Lane) -> None:
         entry = self._open.pop(lane)
+        self._emit(GroupEnded(entry.number, entry.names, lane.seconds, lane.busy_s))
         lane.abandon()
         lane.session.close()
         self._ledger = self._ledger.release(entry.holder)

@@ -10,25 +10,36 @@ from carpool.executors.driver import Driver, at_once
 
 
 class Lane:
-    """A session and its driver, advanced a chunk at a time. A lane's share of the time is `2 ** priority`."""
+    """A session and its driver, advanced a chunk at a time. Its share of the time is its weight."""
 
-    def __init__(self, driver: Driver, session: Session, verify: bool, priority: int, start_s: float) -> None:
+    def __init__(self, driver: Driver, session: Session, verify: bool, weight: float, start_s: float) -> None:
         self.driver, self.session = driver, session
         self._steps = driver.run(verify)
         self._ready = at_once
-        self._weight = 2.0**priority
+        self._weight = weight
         self._start_s = start_s
         self._host_s = 0.0
+        self._opened_s = time.perf_counter()
 
     @property
     def ready(self) -> bool:
         return self._ready()
 
     @property
+    def seconds(self) -> float:
+        """Since it was opened."""
+        return time.perf_counter() - self._opened_s
+
+    @property
+    def busy_s(self) -> float:
+        """How long it has used the device; where the session does not say, how long it has held the host."""
+        busy_s = self.session.busy_s()
+        return self._host_s if busy_s is None else busy_s
+
+    @property
     def used_s(self) -> float:
         """The time it has had, divided by its weight, counted from where the others stood when it came."""
-        busy_s = self.session.busy_s()
-        return self._start_s + (self._host_s if busy_s is None else busy_s) / self._weight
+        return self._start_s + self.busy_s / self._weight
 
     def advance(self) -> bool:
         """Runs to the next pause; False when the driver is through."""

@@ -54,12 +54,21 @@ def _alone(candidate: Candidate, strategy: str) -> Choice | None:
     return Choice("interleaved", f"no other job has its structure{why}")
 
 
+def _slower_together(candidate: Candidate, strategy: str) -> Choice | None:
+    trial = candidate.trial
+    if trial is None or trial.pays or strategy == "fused":
+        return None
+    return Choice("interleaved", f"measured on this device: {trial}")
+
+
 def _stack(candidate: Candidate, strategy: str) -> Choice | None:
-    return Choice("fused", f"{len(candidate.specs)} jobs of one structure: one launch advances all of them")
+    known = f" (measured on this device: {candidate.trial})" if candidate.trial is not None else ""
+    count = len(candidate.specs)
+    return Choice("fused", f"{count} jobs of one structure: one launch advances all of them{known}")
 
 
 Rule = Callable[[Candidate, str], Choice | None]
-RULES: tuple[Rule, ...] = (_asked_for, _alone, _cannot_stack, _stack)
+RULES: tuple[Rule, ...] = (_asked_for, _alone, _cannot_stack, _slower_together, _stack)
 
 
 def check_strategy(strategy: str) -> None:

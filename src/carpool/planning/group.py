@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from carpool.planning.spec import ModelSpec, Signature, difference
+from carpool.planning.trials import Trial
 
 Refusal = Callable[[Sequence[ModelSpec]], str | None]
+Tried = Callable[[Sequence[ModelSpec]], Trial | None]
 
 
 @dataclass(frozen=True)
@@ -15,16 +17,19 @@ class Candidate:
     """Specs of one structure, with what the chooser needs to know about them.
 
     `refusal` is why they cannot be stacked (None: they can). `stranger` says how they differ from the structure
-    most jobs have, for the sentence about a job that is alone with its own.
+    most jobs have, for the sentence about a job that is alone with its own. `trial` is what was measured before.
     """
 
     specs: tuple[ModelSpec, ...]
     refusal: str | None
     stranger: str | None
+    trial: Trial | None = None
 
 
-def candidates(specs: Sequence[ModelSpec], refusal: Refusal) -> tuple[Candidate, ...]:
-    """The specs by structure. `refusal` is asked once for each structure with more than one job."""
+def candidates(
+    specs: Sequence[ModelSpec], refusal: Refusal, tried: Tried = lambda specs: None
+) -> tuple[Candidate, ...]:
+    """The specs by structure. `refusal` and `tried` are asked once for each structure with more than one job."""
     by_structure: dict[tuple[str, Signature], list[ModelSpec]] = {}
     for spec in specs:
         by_structure.setdefault((spec.adapter, spec.signature), []).append(spec)
@@ -36,6 +41,7 @@ def candidates(specs: Sequence[ModelSpec], refusal: Refusal) -> tuple[Candidate,
             stranger=None
             if members is largest
             else f"differs from {largest[0].name!r}: {difference(largest[0], members[0])}",
+            trial=tried(members) if len(members) > 1 else None,
         )
         for members in by_structure.values()
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from carpool.memory.estimate import Estimate, estimate
 from carpool.planning.choose import choose
 from carpool.planning.cursor import Launches, launches
-from carpool.planning.group import Refusal, candidates
+from carpool.planning.group import Refusal, Tried, candidates
 from carpool.planning.spec import ModelSpec
 from carpool.planning.widths import slices, width_limit
 
@@ -70,11 +70,12 @@ def make_plan(
     device: str,
     free_bytes: int,
     strategy: str = "auto",
+    tried: Tried = lambda specs: None,
     rejected: Mapping[str, BaseException] | None = None,
 ) -> Plan:
     """Groups the specs by structure and gives each group its strategy, width and reason."""
     groups: list[Group] = []
-    for candidate in candidates(specs, refusal):
+    for candidate in candidates(specs, refusal, tried):
         choice = choose(candidate, strategy)
         beside_data = free_bytes - estimate(candidate.specs).fixed_bytes
         limit = width_limit(candidate.specs[0], beside_data) if choice.strategy == "fused" else 1

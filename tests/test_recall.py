@@ -1,0 +1,58 @@
+"""Trials on disk: found again by their key, and never a reason to fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from carpool import recall
+from carpool.planning.trials import Trial
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARPOOL_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_trial_is_found_again_by_its_key():
+    trial = Trial(8, 0.25, 0.125, compiled=True)
+    recall.remember("a", trial)
+    recall.remember("b", Trial(2, 1.0, 1.0))
+    assert recall.remembered("a") == trial
+    assert recall.remembered("c") is None
+
+
+def test_the_newest_trial_of_a_key_counts():
+    recall.remember("a", Trial(8, 0.25, 0.125))
+    recall.remember("a", Trial(8, 0.5, 0.125))
+    assert recall.remembered("a") == Trial(8, 0.5, 0.125)
+
+
+def test_only_so_many_are_kept_the_newest(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recall, "_MOST", 2)
+    for key in "abc":
+        recall.remember(key, Trial(1, 1.0, 1.0))
+    assert [key for key in "abc" if recall.remembered(key)] == ["b", "c"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": {"other": 1}}'])
+def test_a_file_that_makes_no_sense_is_an_empty_one(text: str):
+    recall.folder().mkdir(parents=True)
+    (recall.folder() / "trials.json").write_text(text)
+    assert recall.remembered("a") is None
+    recall.remember("b", Trial(1, 1.0, 1.0))
+    assert recall.remembered("b") == Trial(1, 1.0, 1.0)
+
+
+def test_a_folder_that_cannot_be_written_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CARPOOL_CACHE", str(tmp_path / "file"))
+    recall.remember("a", Trial(1, 1.0, 1.0))
+    assert recall.remembered("a") is None
+
+
+def test_the_folder_is_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CARPOOL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert recall.folder() == tmp_path / "carpool"
