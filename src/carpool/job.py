@@ -10,6 +10,8 @@ from typing import Any
 from carpool.errors import DataError, JobError, LossError, NameTakenError, OptionError, sentence
 from carpool.stopping import EarlyStopping
 
+PRECISIONS = ("inherit", "float32", "bf16")
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -41,7 +43,8 @@ class Job:
     `(x, y)`, any nest of arrays when `step` is given, or a function that returns either. Exactly one of
     `loss(prediction, target)` and `step(model, batch) -> loss or {"loss": ..., **metrics}` says what is minimised.
     `index` trains on a view of the data (a fold, a bootstrap sample) without copying it. Modules stay in the
-    train/eval mode they are in.
+    train/eval mode they are in. `precision` is what forward pass and loss compute in: "bf16" and "float32" turn
+    autocast on and off, "inherit" leaves it as it is around the call; weights and optimizer keep their type.
 
     >>> job = Job(model=dict, data=([1.0], [2.0]), loss=lambda p, t: 0.0, name="a")
     >>> job.name, job.batch_size
@@ -65,6 +68,7 @@ class Job:
     shuffle: bool = True
     index: Any = None
     clip_norm: float | None = None
+    precision: str = "inherit"
     stop: EarlyStopping | None = None
     callbacks: Sequence[Callable[[Any], None]] = ()
 
@@ -80,6 +84,12 @@ class Job:
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise JobError(
                 self._says("a clip_norm above 0", str(self.clip_norm), "pass a positive norm or None")
+            )
+        if self.precision not in PRECISIONS:
+            raise OptionError(
+                self._says(
+                    f"a precision out of {', '.join(PRECISIONS)}", repr(self.precision), "pass one of these"
+                )
             )
         self._check_stop()
 

@@ -32,6 +32,7 @@ def job_signature(built: Built) -> Signature:
         entries += _data_signature("validation_data", built.validation)
     entries += [
         ("batch_size=", job.batch_size),
+        ("precision=", job.precision),
         ("clip_norm=", "set" if job.clip_norm is not None else "none"),
     ]
     return tuple(entries)

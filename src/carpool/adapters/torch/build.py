@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
+from carpool.adapters.torch.precision import computing_in
 from carpool.errors import DataError, LossError, ModelError, OptimizerError, sentence
 from carpool.job import Job, Schedule
 from carpool.random import signed_seed
@@ -203,7 +204,18 @@ def _check_monitor(job: Job, monitor: str | None) -> None:
 
 
 def build_step(job: Job) -> Step:
-    """The job's objective in one form: (model, batch) to a dict of scalars with "loss" in it."""
+    """The job's objective in one form, in its own precision: (model, batch) to a dict of scalars with "loss" in it."""
+    objective = _objective(job)
+
+    def step(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        device = next((leaf.device.type for leaf in model.parameters()), "cpu")
+        with computing_in(job.precision, device):
+            return objective(model, batch)
+
+    return step
+
+
+def _objective(job: Job) -> Step:
     if job.step is not None:
         return _full_step(job)
     if job.loss is None:

@@ -71,9 +71,9 @@ def try_step(recipe: Recipe, case: Case) -> Exception | None:
 
 def solo_step(recipe: Recipe, case: Case) -> Alone:
     """The step alone: forward, backward, clipping and the real optimizer's own update."""
-    with torch.enable_grad():
+    with torch.enable_grad(), precision.untouched(recipe.precision, case.tensors["weights"].device.type):
         leaves, values, buffers = _forward(recipe, case)
-    values["loss"].backward()
+        values["loss"].backward()
     grads = {name: leaf.grad.clone() for name, leaf in leaves.items() if leaf.grad is not None}
     if case.built.job.clip_norm is not None:
         clip_grad_norm_(leaves.values(), case.built.job.clip_norm)
@@ -119,11 +119,14 @@ class Tolerance:
     noise: float
 
 
-def tolerance(dtype: torch.dtype, device: torch.device, convolves: bool) -> Tolerance:
-    """The tolerance for a type, given the precision that the user's settings leave to matrix products."""
+def tolerance(dtype: torch.dtype, device: torch.device, convolves: bool, lowered: bool = False) -> Tolerance:
+    """The tolerance for a type, given the precision that the user's settings leave to matrix products.
+
+    `lowered` says that autocast computes in 16 bits; it leaves float64 alone.
+    """
     if dtype == torch.float64:
         return Tolerance(1e-9, 1e-12)
-    loose = dtype in (torch.bfloat16, torch.float16)
+    loose = lowered or dtype in (torch.bfloat16, torch.float16)
     if device.type == "cuda":
         loose |= precision.multiplies_in_tf32() or (convolves and precision.convolves_in_tf32())
     return Tolerance(1e-2, 5e-2) if loose else Tolerance(1e-4, 1e-5)
@@ -139,7 +142,9 @@ def compare(
     """The largest difference, and the first member beyond the tolerance, in words."""
     worst, mismatch = 0.0, None
     convolves = any(len(leaf.shape) > 2 for leaf in recipe.layout.leaves)
-    allowed = tolerance(recipe.layout.dtype, together["weights"].device, convolves)
+    device = together["weights"].device
+    lowered = any(precision.computes_in_16_bits(b.job.precision, device.type) for b in members.values())
+    allowed = tolerance(recipe.layout.dtype, device, convolves, lowered)
     for row, own in alone.items():
         difference, place = _difference(recipe, size, row, own, together, allowed.noise)
         worst = max(worst, difference)

@@ -96,8 +96,9 @@ class Program:
     def run(self, steps: int) -> None:
         """Enqueues so many steps."""
         if self._device.type != "cuda":
-            for _ in range(steps):
-                self._call(*self._inputs)
+            with torch.autocast(self._device.type, enabled=False):  # the trace holds every cast already
+                for _ in range(steps):
+                    self._call(*self._inputs)
             return
         for size in (STEPS_PER_GRAPH, 1):
             while steps >= size:
@@ -118,7 +119,7 @@ class Program:
             self._idle(self._call)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.autocast("cuda", enabled=False), torch.cuda.graph(graph):
             for _ in range(steps):
                 self._call(*self._inputs)
         return graph
@@ -130,7 +131,8 @@ class Program:
         active.zero_()
         counter.zero_()
         try:
-            call(*self._inputs)
+            with torch.autocast(self._device.type, enabled=False):
+                call(*self._inputs)
             if self._device.type == "cuda":
                 torch.cuda.synchronize()
         finally:

@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
 from carpool.adapters.torch.absorb import absorb_into, group_options
 from carpool.adapters.torch.build import Arrays, Built, reseed, seeded
+from carpool.adapters.torch.precision import untouched
 from carpool.adapters.torch.stacked import evaluation_step
 from carpool.adapters.torch.store import Store, shuffled
 from carpool.kernels.random import Keyed
@@ -25,6 +26,7 @@ class SoloSession(Session):
 
     def __init__(self, built: Built, course: Course, device: str, store: Store, random: bool = True) -> None:
         self._built, self._course, self._device = built, course, device
+        self._kind = torch.device(device).type
         self._homes = _homes(built.model)
         self._data = [store.on(device, tensor) for tensor in built.data.tensors]
         held = built.validation.tensors if built.validation else ()
@@ -44,7 +46,7 @@ class SoloSession(Session):
         totals: dict[str, float] = {}
         if self._diverged:
             return Ticket(chunk, (totals, 0, True))
-        with seeded(self._built.job.seed):
+        with seeded(self._built.job.seed), untouched(self._built.job.precision, self._kind):
             for step in range(chunk.steps):
                 try:
                     values = self._step(cursor.epoch, cursor.batch + step, cursor.step + step, chunk.size)

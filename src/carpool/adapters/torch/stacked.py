@@ -16,6 +16,7 @@ from torch.func import grad, vmap
 
 from carpool.adapters.torch.build import Step
 from carpool.adapters.torch.layout import Layout
+from carpool.adapters.torch.precision import WideNorms, untouched
 from carpool.adapters.torch.probe import Stepped, call
 from carpool.kernels.random import Keyed
 from carpool.kernels.updates import clipped
@@ -36,6 +37,7 @@ class Recipe:
     values: tuple[str, ...]
     evaluated: tuple[str, ...]
     clips: bool
+    precision: str
 
 
 def train_step(recipe: Recipe, size: int) -> Callable[[Tensors], None]:
@@ -45,12 +47,16 @@ def train_step(recipe: Recipe, size: int) -> Callable[[Tensors], None]:
     def member(
         learning: Tensors, fixed: Tensors, buffers: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor
     ) -> Any:
-        with Keyed(seed, step):
+        with Keyed(seed, step), WideNorms():
             values, after = call(module, {**learning, **fixed, **buffers}, recipe.batch(batch))
         shown = torch.stack([values[name].detach().to(torch.float64) for name in recipe.values])
         return values["loss"], (shown, {name: after[name].detach() for name in buffers})
 
     def step(t: Tensors) -> None:
+        with untouched(recipe.precision, t["weights"].device.type):
+            take(t)
+
+    def take(t: Tensors) -> None:
         batch = _gather(t, size)
         learning, buffers = recipe.layout.views(t["weights"]), _prefixed(t, "buffer:")
         trial = {name: buffer.clone() for name, buffer in buffers.items()}
@@ -75,7 +81,7 @@ def evaluate_step(recipe: Recipe, size: int, full: int, shared: bool) -> Callabl
     module = Stepped(recipe.evaluating, recipe.step)
 
     def member(leaves: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor) -> Tensor:
-        with Keyed(seed, step):
+        with Keyed(seed, step), WideNorms():
             values, _ = call(module, leaves, recipe.validation_batch(batch))
         return torch.stack([values[name].to(torch.float64) for name in recipe.evaluated])
 
@@ -89,12 +95,28 @@ def evaluate_step(recipe: Recipe, size: int, full: int, shared: bool) -> Callabl
         if shared:
             batch = [part[0] for part in batch]
         place = evaluation_step(t["steps"], t["start"] // full + t["k"])
-        shown = vmap(member, in_dims=(0, None if shared else 0, 0, 0))(leaves, batch, t["seeds"], place)
+        shown = vmap(_beneath_grad(member), in_dims=(0, None if shared else 0, 0, 0))(
+            leaves, batch, t["seeds"], place
+        )
         t["sums"].add_(torch.where(t["active"][:, None], shown * size, 0.0))
         t["taken"].add_(t["active"])
         t["k"].add_(1)
 
     return step
+
+
+def _beneath_grad(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function at the level of a gradient that nobody takes.
+
+    There autocast casts a layer's inputs before vmap takes the layer apart, as in training and as in a job alone;
+    right beneath vmap only the matrix product inside would be cast, and not the bias.
+    """
+
+    def run(*inputs: Any) -> Tensor:
+        unused = torch.zeros(())
+        return grad(lambda x, *args: (x, function(*args)), has_aux=True)(unused, *inputs)[1]
+
+    return run
 
 
 def evaluation_step(step: Any, batch: Any) -> Any:
