@@ -45,6 +45,7 @@ class Job:
     `index` trains on a view of the data (a fold, a bootstrap sample) without copying it. Modules stay in the
     train/eval mode they are in. `precision` is what forward pass and loss compute in: "bf16" and "float32" turn
     autocast on and off, "inherit" leaves it as it is around the call; weights and optimizer keep their type.
+    `accumulate=n` updates at every n-th batch and at an epoch's last, by the sum of the gradients of loss / n.
 
     >>> job = Job(model=dict, data=([1.0], [2.0]), loss=lambda p, t: 0.0, name="a")
     >>> job.name, job.batch_size
@@ -69,6 +70,7 @@ class Job:
     index: Any = None
     clip_norm: float | None = None
     precision: str = "inherit"
+    accumulate: int = 1
     stop: EarlyStopping | None = None
     callbacks: Sequence[Callable[[Any], None]] = ()
 
@@ -80,6 +82,7 @@ class Job:
         _whole(self, "batch_size", "pass batch_size=32", least=1)
         _whole(self, "epochs", "pass epochs=1 or more", least=1)
         _whole(self, "seed", "pass seed=0")
+        _whole(self, "accumulate", "pass accumulate=1, or how many batches make an update", least=1)
         self._check_objective()
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise JobError(

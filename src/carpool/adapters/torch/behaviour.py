@@ -33,6 +33,7 @@ def job_signature(built: Built) -> Signature:
     entries += [
         ("batch_size=", job.batch_size),
         ("precision=", job.precision),
+        ("accumulate=", job.accumulate),
         ("clip_norm=", "set" if job.clip_norm is not None else "none"),
     ]
     return tuple(entries)

@@ -73,7 +73,7 @@ def solo_step(recipe: Recipe, case: Case) -> Alone:
     """The step alone: forward, backward, clipping and the real optimizer's own update."""
     with torch.enable_grad(), precision.untouched(recipe.precision, case.tensors["weights"].device.type):
         leaves, values, buffers = _forward(recipe, case)
-        values["loss"].backward()
+        (values["loss"] / recipe.accumulate).backward()
     grads = {name: leaf.grad.clone() for name, leaf in leaves.items() if leaf.grad is not None}
     if case.built.job.clip_norm is not None:
         clip_grad_norm_(leaves.values(), case.built.job.clip_norm)

@@ -91,6 +91,7 @@ def make_recipe(known: Known) -> Recipe:
         values=known.probe.values,
         evaluated=known.probe.evaluated,
         clips=known.built.job.clip_norm is not None,
+        accumulate=known.built.job.accumulate,
         precision=known.built.job.precision,
     )
 

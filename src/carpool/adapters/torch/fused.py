@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from carpool.adapters.base import Check, FusedSession, JobState, MetricRow, Prepared, StepFailure, Ticket
-from carpool.adapters.torch import stack
+from carpool.adapters.torch import cadence, stack
 from carpool.adapters.torch.absorb import restore_into
 from carpool.adapters.torch.behaviour import job_signature
 from carpool.adapters.torch.check import Case, compare, solo_step, try_step
@@ -54,7 +54,6 @@ class StackedSession(FusedSession):
         self._compile, self._prepared, self._lookup = compile, prepared, lookup
         self._pool = Pool([member.built.data for member in known])
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
-        self._base = np.zeros((width, len(self._layout.spans)))
         self._programs: dict[tuple[str, int], Program] = {}
         self._best: Tensors = {}
         self._dead: set[int] = set()
@@ -87,11 +86,10 @@ class StackedSession(FusedSession):
         seeds = torch.tensor([self._member(row).built.seed for row in rows], device=self._device)
         self._tensors["seeds"][torch.tensor(list(rows), device=self._device)] = seeds
         self._dead -= set(rows)
-        for row, state in zip(rows, states, strict=True):
+        for row in rows:
             built = self._member(row).built
             self._versions[row] = _versions(built.model)
             self._orders.set(row, self._pool.positions(built.data), built.job.shuffle)
-            self._base[row] = stack.updates_done(self._layout, state) - state.cursor.step
 
     def _member(self, row: int) -> Known:
         member = self._known[row]
@@ -101,8 +99,9 @@ class StackedSession(FusedSession):
     # Training
 
     def advance(self, chunk: Chunk) -> Ticket:
-        ahead = self._hypers.ahead(chunk.rows, chunk.steps)
-        self._feed(chunk, ahead.numbers, chunk.steps)
+        ahead = self._hypers.ahead(chunk.rows, self._due(chunk))
+        self._feed(chunk)
+        self._lay(ahead)
         if ahead.errors:
             raise StepFailure(self._ticket(_shorter(chunk, 0), ahead), ahead.errors)
         clock = Clock(self._device)
@@ -114,7 +113,19 @@ class StackedSession(FusedSession):
             raise self._failure(chunk, ahead, error) from error
         return self._ticket(chunk, ahead, clock.stop())
 
-    def _feed(self, chunk: Chunk, numbers: np.ndarray, steps: int) -> None:
+    def _due(self, chunk: Chunk) -> np.ndarray:
+        members = {row: self._member(row) for row in chunk.rows}
+        return cadence.due(chunk, {row: (m.built, m.course) for row, m in members.items()}, self.width)
+
+    def _lay(self, ahead: Ahead) -> None:
+        """Lays the table of a chunk: which rows update at which step, and with which scalars."""
+        steps, feed = len(ahead.due), self._tensors
+        due = torch.from_numpy(ahead.due).to(self._device)
+        table = columns(self._layout, ahead.numbers, feed["updates"], due)
+        feed["table"][:steps] = table.to(feed["table"].dtype)
+        feed["due"][:steps] = due
+
+    def _feed(self, chunk: Chunk) -> None:
         """Tells the device what the chunk is."""
         self._orders.lay(chunk)
         index = torch.tensor(chunk.rows, device=self._device)
@@ -123,10 +134,6 @@ class StackedSession(FusedSession):
         stack.activate(feed, index, starts)
         steps_taken = torch.tensor([cursor.step for cursor in chunk.cursors], device=self._device)
         feed["steps"][index] = torch.where(feed["alive"][index], steps_taken, feed["steps"][index])
-        counts = self._base.copy()
-        counts[list(chunk.rows)] += np.array([[cursor.step] for cursor in chunk.cursors])
-        table = columns(self._layout, numbers, torch.from_numpy(counts).to(self._device), steps)
-        feed["table"][:steps] = table.to(feed["table"].dtype)
         if self._recipe.clips:
             feed["clip"].copy_(self._hypers.clip())
         for name in ("k", "sums", "taken"):
@@ -174,7 +181,7 @@ class StackedSession(FusedSession):
         index = self._tensors["order"][row, start : start + size].to(torch.int64)
         data = [tensor[index] for name, tensor in self._tensors.items() if name.startswith("data:")]
         own = {name: tensor[row].clone() for name, tensor in self._tensors.items() if stack.is_state(name)}
-        return Case(self._member(row).built, own, data, self._base[row] + cursor.step, cursor.step)
+        return Case(self._member(row).built, own, data, own["updates"].cpu().numpy(), cursor.step)
 
     def _train_program(self, size: int) -> Program:
         return self._program("train", size, lambda: train_step(self._recipe, size), self._tensors)
@@ -238,7 +245,9 @@ class StackedSession(FusedSession):
     # Checking
 
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
-        self._feed(chunk, self._hypers.now(), steps=1)
+        self._feed(chunk)
+        # Every row updates in the step that is checked, also where it would only gather gradients.
+        self._lay(Ahead(self._hypers.now(), np.ones((1, self.width), dtype=bool)))
         cursors = dict(zip(chunk.rows, chunk.cursors, strict=True))
         cases = {row: self._case(row, cursors[row], chunk.size) for row in rows}
         before = {
@@ -267,7 +276,7 @@ class StackedSession(FusedSession):
 
     def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
         members = [self._member(row).built for row in rows]
-        return stack.read_rows(self._layout, self._tensors, rows, members, self._base)
+        return stack.read_rows(self._layout, self._tensors, rows, members)
 
     def load(self, row: int, state: JobState) -> None:
         restore_into(self._member(row).built, state)
@@ -304,8 +313,6 @@ class StackedSession(FusedSession):
         for name, tensor in self._tensors.items():
             if stack.is_state(name) and name != "steps":
                 tensor[target].copy_(tensor[source])
-        moved = self._base[source] + int(self._tensors["steps"][source])
-        self._base[target] = moved - int(self._tensors["steps"][target])
         self._tensors["alive"][target] = True
 
     def resize(self, width: int) -> Mapping[int, int]:
@@ -314,12 +321,15 @@ class StackedSession(FusedSession):
             raise ValueError(f"expected room for {len(occupied)} members, received width {width}")
         moved = {row: place for place, row in enumerate(occupied)}
         index = torch.tensor((occupied * width)[:width], device=self._device)
-        rows = [name for name in self._tensors if not name.startswith("data:") and name not in ("k", "table")]
+        rows = [
+            name
+            for name in self._tensors
+            if not name.startswith("data:") and name not in ("k", *stack.BY_STEP)
+        ]
         self._tensors |= {name: self._tensors[name].index_select(0, index) for name in rows}
-        self._tensors["table"] = self._tensors["table"].index_select(1, index)
+        self._tensors |= {name: self._tensors[name].index_select(1, index) for name in stack.BY_STEP}
         self._best = {name: best.index_select(0, index) for name, best in self._best.items()}
         self._known = [*(self._known[row] for row in occupied), *[None] * (width - len(occupied))]
-        self._base = self._base[index.cpu().numpy()]
         self._orders = self._orders.moved(index.tolist(), self._tensors["order"], self._tensors["seeds"])
         self._hypers = self._hypers.moved(occupied, width)
         self._tensors["source"].zero_()

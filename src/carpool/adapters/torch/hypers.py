@@ -21,6 +21,8 @@ class Ahead:
     """A chunk's numbers, [steps or 1, members, groups, hypers], and how its schedulers stood before."""
 
     numbers: np.ndarray
+    due: np.ndarray = field(default_factory=lambda: np.ones((1, 1), dtype=bool))
+    """Which rows update at which step: [steps, members]. Schedulers that step by batch step with the updates."""
     before: Mapping[int, Any] = field(default_factory=dict)
     errors: Mapping[int, BaseException] = field(default_factory=dict)
 
@@ -67,7 +69,7 @@ class Hypers:
         """The numbers of the next step: [1, members, groups, hypers]."""
         return self._now[None].copy()
 
-    def ahead(self, rows: Sequence[int], steps: int) -> Ahead:
+    def ahead(self, rows: Sequence[int], due: np.ndarray) -> Ahead:
         """The numbers of the next steps. Schedulers that step by batch are stepped, for real, as they are read.
 
         One that raises (OneCycleLR past its total) is its own row's failure.
@@ -77,17 +79,17 @@ class Hypers:
                 self.read(row)
         timed = [row for row in rows if self._steps_by_batch(row)]
         if not timed:
-            return Ahead(self.now())
+            return Ahead(self.now(), due)
         before = {row: self._snapshot(row) for row in timed}
         errors: dict[int, BaseException] = {}
-        table = np.repeat(self._now[None], steps, axis=0)
+        table = np.repeat(self._now[None], len(due), axis=0)
         for row in timed:
             try:
-                table[:, row] = [self._stepped(row) for _ in range(steps)]
+                table[:, row] = [self._stepped(row, updates) for updates in due[:, row]]
             except Exception as error:
                 errors[row] = error
             self.read(row)
-        made = Ahead(table, before, errors)
+        made = Ahead(table, due, before, errors)
         if errors:
             for row in timed:
                 self.rewind(row, 0, made)
@@ -103,8 +105,8 @@ class Hypers:
         restore_groups(built, groups)
         assert built.timer is not None
         built.timer.scheduler.load_state_dict(scheduler)
-        for _ in range(steps):
-            self._stepped(row)
+        for updates in ahead.due[:steps, row]:
+            self._stepped(row, updates)
         self.read(row)
 
     def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
@@ -138,11 +140,13 @@ class Hypers:
         assert built.timer is not None
         return group_options(built), copy.deepcopy(built.timer.scheduler.state_dict())
 
-    def _stepped(self, row: int) -> list[tuple[float, ...]]:
+    def _stepped(self, row: int, updates: bool) -> list[tuple[float, ...]]:
         built = self._members[row]
         assert built is not None
         assert built.timer is not None
         numbers = [self._layout.update.numbers(group) for group in built.optimizer.param_groups]
+        if not updates:
+            return numbers
         mark_stepped(built)
         built.timer.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau never steps by batch
         return numbers
@@ -153,13 +157,16 @@ def mark_stepped(built: Built) -> None:
     built.optimizer._opt_called = True  # type: ignore[attr-defined]  # what torch's own wrapper of `step` sets
 
 
-def columns(layout: Layout, numbers: np.ndarray, counts: Tensor, steps: int) -> Tensor:
+def columns(layout: Layout, numbers: np.ndarray, counts: Tensor, due: Tensor) -> Tensor:
     """The update's scalars for a chunk: [steps, members, groups, columns], made in float64 on the device.
 
-    `counts` is how many updates each member's group has had before the chunk: [members, groups].
+    `counts` is how many updates each member's group has had before the chunk, [members, groups], and `due` which rows
+    update at which step, [steps, members].
     """
     table = torch.from_numpy(numbers).to(counts.device)
-    ordinals = torch.arange(1, steps + 1, device=counts.device, dtype=torch.float64).view(-1, 1, 1)
+    ordinals = (due.cumsum(0).to(torch.float64) + (~due))[
+        ..., None
+    ]  # at a step without update: the next one's
     named = {name: table[..., i] for i, name in enumerate(layout.update.hypers)}
     made = layout.update.scalars(named, counts.to(torch.float64) + ordinals)
     return torch.stack(torch.broadcast_tensors(*made), dim=-1)

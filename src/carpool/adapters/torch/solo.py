@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
 from carpool.adapters.torch.absorb import absorb_into, group_options
 from carpool.adapters.torch.build import Arrays, Built, reseed, seeded
+from carpool.adapters.torch.cadence import updates_at
 from carpool.adapters.torch.precision import untouched
 from carpool.adapters.torch.stacked import evaluation_step
 from carpool.adapters.torch.store import Store, shuffled
@@ -68,21 +69,27 @@ class SoloSession(Session):
         inputs = built.data.batch([tensor[index] for tensor in self._data])
         reseed(built.seed * 1_000_003 + step)  # for operators that are not keyed
         buffers = {name: b.clone() for name, b in built.model.named_buffers()} if self._buffered else {}
-        built.optimizer.zero_grad(set_to_none=True)
+        if batch % built.job.accumulate == 0:
+            built.optimizer.zero_grad(set_to_none=True)
         with torch.enable_grad(), Keyed(built.seed, step) if self._random else nullcontext():
             values = built.step(built.model, inputs)
         loss = values["loss"].item()
         if not math.isfinite(loss):
             _restore(built.model, buffers)
             return None
-        values["loss"].backward()
+        (values["loss"] / built.job.accumulate).backward()
+        if updates_at(batch, self._course.batches, built.job.accumulate):
+            self._update()
+        self._steps = step + 1
+        return {name: value.item() for name, value in values.items()}
+
+    def _update(self) -> None:
+        built = self._built
         if built.job.clip_norm is not None:
             clip_grad_norm_(built.model.parameters(), built.job.clip_norm)
         built.optimizer.step()
-        self._steps = step + 1
         if built.timer is not None and built.timer.every == "step":
             built.timer.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau never steps by batch
-        return {name: value.item() for name, value in values.items()}
 
     def _positions(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:

@@ -29,6 +29,9 @@ def state_tensors(layout: Layout, built: Built, width: int, device: str) -> Tens
             made[f"fixed:{name}"] = torch.zeros(width, *parameter.shape, dtype=parameter.dtype, device=device)
     for name, buffer in built.model.named_buffers():
         made[f"buffer:{name}"] = torch.zeros(width, *buffer.shape, dtype=buffer.dtype, device=device)
+    if built.job.accumulate > 1:
+        made["gathered"] = torch.zeros_like(made["weights"])
+    made["updates"] = torch.zeros(width, len(layout.spans), dtype=torch.int64, device=device)
     made["seeds"] = torch.zeros(width, dtype=torch.int64, device=device)
     made["steps"] = torch.zeros(width, dtype=torch.int64, device=device)
     made["alive"] = torch.ones(width, dtype=torch.bool, device=device)
@@ -45,17 +48,23 @@ def feed_tensors(layout: Layout, width: int, values: int, device: str) -> Tensor
         "source": torch.zeros(width, dtype=torch.int64, device=device),
         "k": torch.zeros((), dtype=torch.int64, device=device),
         "table": torch.zeros(MAX_CHUNK_STEPS, width, len(layout.spans), scalars, dtype=wide, device=device),
+        "due": torch.zeros(MAX_CHUNK_STEPS, width, dtype=torch.bool, device=device),
         "clip": torch.full((width,), torch.inf, dtype=wide, device=device),
         "sums": torch.zeros(width, values, dtype=torch.float64, device=device),
         "taken": torch.zeros(width, dtype=torch.int64, device=device),
     }
 
 
+_OF_UPDATES = ("gathered", "updates")
+BY_STEP = ("table", "due")
+"""What has a chunk's steps as its first dimension, and rows as its second."""
+
+
 def evaluation_tensors(state: Tensors, values: int, device: str) -> Tensors:
     """The same members with a feed of their own for validation."""
     width = len(state["weights"])
     kept = {name: t for name, t in state.items() if is_state(name) or name == "seeds"}
-    kept = {name: t for name, t in kept.items() if not name.startswith("slot:")}
+    kept = {name: t for name, t in kept.items() if not name.startswith("slot:") and name not in _OF_UPDATES}
     return kept | {
         "active": torch.zeros(width, dtype=torch.bool, device=device),
         "start": torch.zeros(width, dtype=torch.int64, device=device),
@@ -111,6 +120,9 @@ def write_rows(layout: Layout, tensors: Tensors, rows: Sequence[int], states: Se
         kind, _, leaf = name.partition(":")
         if kind in ("fixed", "buffer"):
             _put(tensor, index, torch.stack([state.model[leaf].detach().cpu() for state in states]))
+    if "gathered" in tensors:
+        tensors["gathered"].index_fill_(0, index, 0)
+    _put(tensors["updates"], index, torch.tensor(np.array([updates_done(layout, s) for s in states])))
     _put(tensors["steps"], index, torch.tensor([state.cursor.step for state in states]))
     tensors["alive"][index] = True
 
@@ -156,20 +168,17 @@ def _count(slots: Mapping[str, Tensor]) -> float:
 
 
 def read_rows(
-    layout: Layout, tensors: Tensors, rows: Sequence[int], members: Sequence[Built], base: np.ndarray
+    layout: Layout, tensors: Tensors, rows: Sequence[int], members: Sequence[Built]
 ) -> tuple[JobState, ...]:
     """The states of these rows, on the host."""
     index = torch.tensor(list(rows), device=tensors["weights"].device)
     out = {name: tensor.index_select(0, index).cpu() for name, tensor in tensors.items() if is_state(name)}
-    return tuple(
-        _read(layout, out, i, built, base[row])
-        for i, (row, built) in enumerate(zip(rows, members, strict=True))
-    )
+    return tuple(_read(layout, out, i, built) for i, built in enumerate(members))
 
 
 def is_state(name: str) -> bool:
     """Whether a tensor of this name is part of what a member is."""
-    return name in ("weights", "steps") or name.startswith(("slot:", "fixed:", "buffer:"))
+    return name in ("weights", "steps", *_OF_UPDATES) or name.startswith(("slot:", "fixed:", "buffer:"))
 
 
 def _counter_dtype() -> torch.dtype:
@@ -177,7 +186,7 @@ def _counter_dtype() -> torch.dtype:
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
-def _read(layout: Layout, out: Tensors, i: int, built: Built, base: np.ndarray) -> JobState:
+def _read(layout: Layout, out: Tensors, i: int, built: Built) -> JobState:
     steps = int(out["steps"][i])
     model = layout.row(out["weights"][i])
     for name, tensor in out.items():
@@ -186,13 +195,11 @@ def _read(layout: Layout, out: Tensors, i: int, built: Built, base: np.ndarray) 
             model[leaf] = tensor[i]
     optimizer: dict[str, dict[str, Tensor]] = {}
     slots = {slot: layout.row(out[f"slot:{slot}"][i]) for slot in layout.slots}
-    for span, before in zip(layout.spans, base, strict=True):
-        if before + steps == 0:
+    for span, updates in zip(layout.spans, out["updates"][i].tolist(), strict=True):
+        if updates == 0:
             continue  # a real optimizer has no state before its first step
         for leaf in span.leaves:
-            counter = (
-                {"step": torch.tensor(before + steps, dtype=_counter_dtype())} if layout.update.counts else {}
-            )
+            counter = {"step": torch.tensor(updates, dtype=_counter_dtype())} if layout.update.counts else {}
             if own := counter | {slot: slots[slot][leaf.name] for slot in span.slots}:
                 optimizer[leaf.name] = own
     scheduler = built.timer.scheduler.state_dict() if built.timer else None

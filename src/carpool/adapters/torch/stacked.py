@@ -37,6 +37,7 @@ class Recipe:
     values: tuple[str, ...]
     evaluated: tuple[str, ...]
     clips: bool
+    accumulate: int
     precision: str
 
 
@@ -50,7 +51,7 @@ def train_step(recipe: Recipe, size: int) -> Callable[[Tensors], None]:
         with Keyed(seed, step), WideNorms():
             values, after = call(module, {**learning, **fixed, **buffers}, recipe.batch(batch))
         shown = torch.stack([values[name].detach().to(torch.float64) for name in recipe.values])
-        return values["loss"], (shown, {name: after[name].detach() for name in buffers})
+        return values["loss"] / recipe.accumulate, (shown, {name: after[name].detach() for name in buffers})
 
     def step(t: Tensors) -> None:
         with untouched(recipe.precision, t["weights"].device.type):
@@ -64,12 +65,14 @@ def train_step(recipe: Recipe, size: int) -> Callable[[Tensors], None]:
             learning, _prefixed(t, "fixed:"), trial, batch, t["seeds"], t["steps"]
         )
         moved = t["active"] & t["alive"] & torch.isfinite(shown[:, 0])
-        _update(recipe, t, recipe.layout.flat(grads), moved)
+        due = moved & t["due"].index_select(0, t["k"].view(1))[0]
+        _update(recipe, t, _gathered(t, recipe.layout.flat(grads), moved, due), due)
         for name, buffer in buffers.items():
             buffer.copy_(torch.where(_beside(moved, buffer), after[name], buffer))
         t["sums"].add_(torch.where(moved[:, None], shown * size, 0.0))
         t["taken"].add_(moved)
         t["steps"].add_(moved)
+        t["updates"].add_(due[:, None])
         t["alive"].copy_(t["alive"] & (moved | ~t["active"]))
         t["k"].add_(1)
 
@@ -136,11 +139,21 @@ def _gather(t: Tensors, size: int) -> list[Tensor]:
     return [array[index] for array in _prefixed(t, "data:").values()]
 
 
-def _update(recipe: Recipe, t: Tensors, grads: Tensor, moved: Tensor) -> None:
+def _gathered(t: Tensors, grads: Tensor, moved: Tensor, due: Tensor) -> Tensor:
+    """The gradients since the last update, these included; rows that are due start again at zero."""
+    if "gathered" not in t:
+        return grads
+    total = t["gathered"] + grads
+    kept = torch.where(due[:, None], 0.0, total)
+    t["gathered"].copy_(torch.where(moved[:, None], kept, t["gathered"]))
+    return total
+
+
+def _update(recipe: Recipe, t: Tensors, grads: Tensor, due: Tensor) -> None:
     if recipe.clips:
         grads = clipped(grads, t["clip"].to(grads.dtype)[:, None])
     scalars = t["table"].index_select(0, t["k"].view(1))[0]
-    mask = moved[:, None]
+    mask = due[:, None]
     for number, span in enumerate(recipe.layout.spans):
         if not span.leaves:
             continue

@@ -141,8 +141,8 @@ class TorchAdapter(Adapter):
 
 
 def _state_bytes(built: Built) -> int:
-    """Weights, gradients, and two optimizer slots for what is trained."""
+    """Weights, gradients (twice where they accumulate), and two optimizer slots for what is trained."""
     parameters = list(built.model.parameters())
     held = sum(t.nbytes for t in (*parameters, *built.model.buffers()))
     trained = sum(p.nbytes for p in parameters if p.requires_grad)
-    return held + 3 * trained
+    return held + (3 if built.job.accumulate == 1 else 4) * trained
