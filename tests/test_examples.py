@@ -15,6 +15,7 @@ SHOWS = {
     "kfold.py": "accuracy over 10 folds",
     "ensemble.py": "of the ensemble",
     "own_step.py": "guessed",
+    "gan.py": "making_loss",
 }
 JOBS_FILE = "jobs_file.py"
 MOST_LINES = 40

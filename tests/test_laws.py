@@ -147,6 +147,7 @@ def test_the_public_names_are_these():
         "Interrupted",
         "Job",
         "Outcome",
+        "Phase",
         "Result",
         "Results",
         "Schedule",

@@ -5,7 +5,7 @@ Importing this imports no framework and touches no device.
 
 from carpool.errors import CarpoolError, Interrupted
 from carpool.grid import grid
-from carpool.job import Job, Schedule
+from carpool.job import Job, Phase, Schedule
 from carpool.random import batch_order
 from carpool.result import Outcome, Result, Results
 from carpool.stopping import EarlyStopping
@@ -19,6 +19,7 @@ __all__ = [
     "Interrupted",
     "Job",
     "Outcome",
+    "Phase",
     "Result",
     "Results",
     "Schedule",

@@ -35,6 +35,38 @@ class Schedule:
             )
 
 
+@dataclass(frozen=True)
+class Phase:
+    """One of several updates of a training step, as a GAN's discriminator and generator have.
+
+    `step(model, batch) -> loss or {"loss": ..., **metrics}`; only the parameters that the phase's optimizer holds get a
+    gradient of it. `of` names the submodule whose parameters the optimizer's factory is given (all of the model's, if
+    left out). A phase runs at the steps, counted from 0, that `every` divides. Its loss is shown as "<name>_loss".
+
+    >>> Phase(max, print, of="generator").name
+    'max'
+    """
+
+    step: Callable[..., Any]
+    optimizer: Any
+    scheduler: Any = None
+    every: int = 1
+    of: str | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.step):
+            raise LossError(sentence("a phase's step to be a function", repr(self.step), "pass a callable"))
+        if self.name is None:
+            object.__setattr__(self, "name", getattr(self.step, "__name__", "phase").strip("<>"))
+        if not (isinstance(self.name, str) and self.name.strip()):
+            raise NameTakenError(sentence("a phase's name", repr(self.name), "name it, or leave name out"))
+        if not isinstance(self.every, Integral) or isinstance(self.every, bool) or self.every < 1:
+            raise JobError(
+                sentence("a phase's every of at least 1", repr(self.every), "pass every=1 or more")
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
     """A model, its data and how to train it.
@@ -42,6 +74,7 @@ class Job:
     `model` is an object, a factory called under the job's seed, or "module:function". `data` is a tuple of arrays
     `(x, y)`, any nest of arrays when `step` is given, or a function that returns either. Exactly one of
     `loss(prediction, target)` and `step(model, batch) -> loss or {"loss": ..., **metrics}` says what is minimised.
+    `phases` says instead that a training step is several updates, each with a step and an optimizer of its own.
     `index` trains on a view of the data (a fold, a bootstrap sample) without copying it. Modules stay in the
     train/eval mode they are in. `precision` is what forward pass and loss compute in: "bf16" and "float32" turn
     autocast on and off, "inherit" leaves it as it is around the call; weights and optimizer keep their type.
@@ -71,6 +104,7 @@ class Job:
     clip_norm: float | None = None
     precision: str = "inherit"
     accumulate: int = 1
+    phases: Sequence[Phase] | None = None
     stop: EarlyStopping | None = None
     callbacks: Sequence[Callable[[Any], None]] = ()
 
@@ -84,6 +118,7 @@ class Job:
         _whole(self, "seed", "pass seed=0")
         _whole(self, "accumulate", "pass accumulate=1, or how many batches make an update", least=1)
         self._check_objective()
+        self._check_phases()
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise JobError(
                 self._says("a clip_norm above 0", str(self.clip_norm), "pass a positive norm or None")
@@ -95,6 +130,26 @@ class Job:
                 )
             )
         self._check_stop()
+
+    def _check_phases(self) -> None:
+        if self.phases is None:
+            return
+        if not isinstance(self.phases, Sequence) or not self.phases:
+            raise JobError(
+                self._says("at least one phase", repr(self.phases), "pass phases=[carpool.Phase(...)]")
+            )
+        for phase in self.phases:
+            if not isinstance(phase, Phase):
+                raise JobError(self._says("carpool.Phase objects as phases", repr(phase), "pass Phase(...)"))
+        for word in ("loss", "step", "optimizer", "scheduler", "metrics"):
+            if getattr(self, word) is not None:
+                raise JobError(
+                    self._says(f"either phases= or {word}=", "both", f"say the {word} in each phase instead")
+                )
+        if self.accumulate > 1:
+            raise JobError(
+                self._says("phases without accumulate", str(self.accumulate), "leave one of them out")
+            )
 
     def _check_objective(self) -> None:
         if self.loss is not None and self.step is not None:
@@ -126,7 +181,7 @@ class Job:
                 )
             )
         known = {"loss", *(self.metrics or {})}
-        if self.step is None and self.stop.metric.removeprefix("val_") not in known:
+        if self.loss is not None and self.stop.metric.removeprefix("val_") not in known:
             raise OptionError(
                 self._says(
                     f"EarlyStopping to watch one of {', '.join(sorted(known))} (or its val_ twin)",

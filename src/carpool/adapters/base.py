@@ -96,6 +96,9 @@ class Servable(ABC):
 class Session(Servable):
     """A job, or a fused group of jobs, living on a device."""
 
+    schedules: bool = False
+    """Whether a scheduler of a member's steps at the end of an epoch, so that its metrics must be known at once."""
+
     @abstractmethod
     def advance(self, chunk: Chunk) -> Ticket:
         """Enqueues the chunk's steps without waiting for them."""

@@ -137,7 +137,7 @@ class Driver:
             self._members[row].cursor = self._members[row].cursor.advanced(self._members[row].course, steps)
         self._emit(GroupAdvanced(self._group, steps * len(chunk.rows)))
         ended = [self._members[row] for row in chunk.rows if self._members[row].cursor.batch == 0]
-        if errors or any(member.decides or member.through for member in ended):
+        if errors or any(self._session.schedules or m.decides or m.through for m in ended):
             self._settle()
         elif len(self._pending) > _IN_FLIGHT:
             self._settle(leave=_IN_FLIGHT)

@@ -23,12 +23,19 @@ _MASK = 0xFFFFFFFF
 class Keyed(TorchFunctionMode):
     """Keys every random operator inside by a job's seed and step, and by the number of the call.
 
-    `seed` and `step` are integers or 0-d int64 tensors (batched ones under vmap).
+    `seed` and `step` are integers or 0-d int64 tensors (batched ones under vmap). The phases of a step each count their
+    calls from a place of their own, so that one which sits out shifts nothing.
     """
 
-    def __init__(self, seed: Any, step: Any) -> None:
+    def __init__(self, seed: Any, step: Any, phase: int = 0) -> None:
         super().__init__()
-        self.seed, self.step, self.call = seed, step, 0
+        self.seed, self.step, self.call = seed, step, phase << 24
+        self._first = self.call
+
+    @property
+    def drawn(self) -> bool:
+        """Whether any random operator was called."""
+        return self.call > self._first
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         sampler = _SAMPLERS.get(func)

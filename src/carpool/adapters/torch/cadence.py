@@ -1,4 +1,4 @@
-"""When an optimizer updates: at every n-th batch of an epoch and at its last."""
+"""When optimizers update: at every n-th batch of an epoch and at its last, and a phase at every n-th step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,17 @@ def updates_at(batch: int, batches: int, accumulate: int) -> bool:
     return (batch + 1) % accumulate == 0 or batch + 1 == batches
 
 
+def due_at(built: Built, course: Course, batch: int, step: int) -> tuple[bool, ...]:
+    """Which phases' optimizers update at a batch of an epoch, which is such a step of the whole run."""
+    ready = updates_at(batch, course.batches, built.job.accumulate)
+    return tuple(ready and step % phase.every == 0 for phase in built.phases)
+
+
 def due(chunk: Chunk, members: Mapping[int, tuple[Built, Course]], width: int) -> np.ndarray:
-    """Which rows' optimizers update at which of the chunk's steps: [steps, members]."""
-    made = np.zeros((chunk.steps, width), dtype=bool)
+    """Which rows' optimizers update at which of the chunk's steps: [steps, members, phases]."""
+    phases = max(len(built.phases) for built, _ in members.values())
+    made = np.zeros((chunk.steps, width, phases), dtype=bool)
     for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
         built, course = members[row]
-        steps = range(cursor.batch, cursor.batch + chunk.steps)
-        made[:, row] = [updates_at(batch, course.batches, built.job.accumulate) for batch in steps]
+        made[:, row] = [due_at(built, course, cursor.batch + i, cursor.step + i) for i in range(chunk.steps)]
     return made

@@ -24,80 +24,108 @@ from carpool.kernels.random import Keyed
 
 @dataclass(frozen=True)
 class Case:
-    """One row before a step: its job, its tensors, its batch, how many updates its groups have had, its step."""
+    """One row before a step: its job, tensors and batch, the updates its groups have had, its step, its batch's number."""
 
     built: Built
     tensors: Mapping[str, Tensor]
     data: Sequence[Tensor]
     counts: np.ndarray
     step: int
+    place: int
 
 
 @dataclass(frozen=True)
 class Alone:
-    """What the step alone gave."""
+    """What the step alone gave; `largest` is for each gradient the largest of its phase."""
 
     loss: float
     weights: dict[str, Tensor]
     grads: dict[str, Tensor]
+    largest: dict[str, float]
     buffers: dict[str, Tensor]
 
 
-def _forward(recipe: Recipe, case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    leaves = {
-        name: t.detach().clone().requires_grad_()
-        for name, t in recipe.layout.row(case.tensors["weights"]).items()
-    }
-    others = {
-        name.partition(":")[2]: t
-        for name, t in case.tensors.items()
-        if name.startswith(("fixed:", "buffer:"))
-    }
-    with Keyed(case.built.seed, case.step):
-        module = Stepped(case.built.model, case.built.step)
-        values, buffers = call(module, {**leaves, **others}, case.built.data.batch(list(case.data)))
-    return leaves, values, buffers
+@dataclass
+class _Row:
+    """A row's tensors on their way through the phases of a step."""
+
+    leaves: dict[str, Tensor]
+    others: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, recipe: Recipe, case: Case) -> _Row:
+        leaves = {name: t.detach().clone() for name, t in recipe.layout.row(case.tensors["weights"]).items()}
+        named = {name.partition(":"): t for name, t in case.tensors.items()}
+        others = {leaf: t for (kind, _, leaf), t in named.items() if kind in ("fixed", "buffer")}
+        return cls(leaves, others, {})
+
+    def forward(self, case: Case, number: int) -> dict[str, Tensor]:
+        """The values of a phase; the buffers are then as it left them."""
+        module = Stepped(case.built.model, case.built.phases[number].step)
+        with Keyed(case.built.seed, case.step, number):
+            batch = case.built.data.batch(list(case.data))
+            values, buffers = call(module, {**self.leaves, **self.others}, batch, case.place)
+        self.buffers = {name: buffer.detach() for name, buffer in buffers.items()}
+        self.others |= self.buffers
+        return values
 
 
 def try_step(recipe: Recipe, case: Case) -> Exception | None:
-    """What the row's forward pass raises alone, or None."""
+    """What the row's forward passes raise alone, or None."""
     try:
         with torch.no_grad():
-            _forward(recipe, case)
+            row = _Row.of(recipe, case)
+            for number in range(len(recipe.phases)):
+                row.forward(case, number)
     except Exception as error:
         return error
     return None
 
 
 def solo_step(recipe: Recipe, case: Case) -> Alone:
-    """The step alone: forward, backward, clipping and the real optimizer's own update."""
-    with torch.enable_grad(), precision.untouched(recipe.precision, case.tensors["weights"].device.type):
-        leaves, values, buffers = _forward(recipe, case)
-        (values["loss"] / recipe.accumulate).backward()
-    grads = {name: leaf.grad.clone() for name, leaf in leaves.items() if leaf.grad is not None}
-    if case.built.job.clip_norm is not None:
-        clip_grad_norm_(leaves.values(), case.built.job.clip_norm)
-    _optimizer(recipe, case, leaves).step()
-    weights = {name: leaf.detach() for name, leaf in leaves.items()}
-    return Alone(values["loss"].item(), weights, grads, {name: b.detach() for name, b in buffers.items()})
+    """The step alone: forward, backward, clipping and the real optimizer's own update, phase after phase."""
+    row = _Row.of(recipe, case)
+    loss, grads = 0.0, {}
+    largest_of: dict[str, float] = {}
+    for number, phase in enumerate(case.built.phases):
+        own = {name: row.leaves[name].requires_grad_() for name in recipe.layout.names_of(number)}
+        with torch.enable_grad(), precision.untouched(recipe.precision, case.tensors["weights"].device.type):
+            values = row.forward(case, number)
+            (values[phase.loss] / recipe.accumulate).backward()
+        loss += values[phase.loss].item()
+        found = {name: leaf.grad.clone() for name, leaf in own.items() if leaf.grad is not None}
+        largest = max((float(grad.abs().max()) for grad in found.values() if grad.numel()), default=0.0)
+        grads |= found
+        largest_of |= dict.fromkeys(found, largest)
+        if case.built.job.clip_norm is not None:
+            clip_grad_norm_(own.values(), case.built.job.clip_norm)
+        _optimizer(recipe, case, number, own).step()
+        row.leaves |= {name: leaf.detach() for name, leaf in own.items()}
+    return Alone(loss, row.leaves, grads, largest_of, row.buffers)
 
 
-def _optimizer(recipe: Recipe, case: Case, leaves: Mapping[str, Tensor]) -> torch.optim.Optimizer:
-    """A real optimizer like the member's own over these leaves, with the row's state."""
+def _optimizer(
+    recipe: Recipe, case: Case, number: int, leaves: Mapping[str, Tensor]
+) -> torch.optim.Optimizer:
+    """A real optimizer like the member's own for a phase over these leaves, with the row's state."""
     groups, states = [], {}
     slots = {s: recipe.layout.row(case.tensors[f"slot:{s}"]) for s in recipe.layout.slots}
-    own = [{k: v for k, v in group.items() if k != "params"} for group in case.built.optimizer.param_groups]
-    for span, options, count in zip(recipe.layout.spans, own, case.counts, strict=True):
+    phase = case.built.phases[number]
+    own = [{k: v for k, v in group.items() if k != "params"} for group in phase.optimizer.param_groups]
+    places = [place for place, span in enumerate(recipe.layout.spans) if span.phase == number]
+    counts = case.counts[places]
+    for span, options, count in zip(recipe.layout.spans_of(number), own, counts, strict=True):
         if not span.leaves:
             continue
         groups.append({**options, "params": [leaves[leaf.name] for leaf in span.leaves]})
         for leaf in span.leaves:
-            counter = {"step": torch.tensor(float(count))} if recipe.layout.update.counts else {}
+            counter = {"step": torch.tensor(float(count))} if span.update.counts else {}
             states[leaves[leaf.name]] = counter | {s: slots[s][leaf.name].clone() for s in span.slots}
-    make: Any = type(case.built.optimizer)  # the options are all in the groups
+    make: Any = type(phase.optimizer)  # the options are all in the groups
     made: torch.optim.Optimizer = make(groups)
     for leaf, state in states.items():
-        if state and any(case.counts > 0):
+        if state and any(counts > 0):
             made.state[leaf] = _placed(made, state, leaf)
     return made
 
@@ -163,10 +191,9 @@ def _difference(
         return 0.0, "loss"  # it diverged at once, alone as well; the mask leaves the row as it was
     loss = float(together["sums"][row, 0]) / size
     found = [(abs(loss - own.loss) / max(1.0, abs(own.loss)), "loss")]
-    largest = max((float(grad.abs().max()) for grad in own.grads.values() if grad.numel()), default=0.0)
     for name, weight in recipe.layout.row(together["weights"][row]).items():
         counts = (
-            own.grads[name].abs() > noise * largest
+            own.grads[name].abs() > noise * own.largest[name]
             if name in own.grads
             else torch.ones_like(weight, dtype=torch.bool)
         )

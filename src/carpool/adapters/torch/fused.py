@@ -54,6 +54,7 @@ class StackedSession(FusedSession):
         self._compile, self._prepared, self._lookup = compile, prepared, lookup
         self._pool = Pool([member.built.data for member in known])
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
+        self.schedules = _has_timers(known)
         self._programs: dict[tuple[str, int], Program] = {}
         self._best: Tensors = {}
         self._dead: set[int] = set()
@@ -70,8 +71,12 @@ class StackedSession(FusedSession):
     # Opening
 
     def _allocated(self, known: Sequence[Known]) -> Tensors:
-        tensors = stack.state_tensors(self._layout, self._first.built, self.width, self._device)
-        tensors |= stack.feed_tensors(self._layout, self.width, len(self._recipe.values), self._device)
+        tensors = stack.state_tensors(
+            self._layout, self._first.built, self.width, len(self._recipe.values), self._device
+        )
+        tensors |= stack.feed_tensors(
+            self._layout, self._first.built, self.width, len(self._recipe.values), self._device
+        )
         arrays = self._pool.arrays(self._store, self._device)
         longest = max(member.course.length for member in known)
         order = torch.zeros(self.width, longest, dtype=torch.int32, device=self._device)
@@ -121,7 +126,7 @@ class StackedSession(FusedSession):
         """Lays the table of a chunk: which rows update at which step, and with which scalars."""
         steps, feed = len(ahead.due), self._tensors
         due = torch.from_numpy(ahead.due).to(self._device)
-        table = columns(self._layout, ahead.numbers, feed["updates"], due)
+        table = columns(self._layout, ahead.numbers, feed["updates"], due, feed["table"].shape[-1])
         feed["table"][:steps] = table.to(feed["table"].dtype)
         feed["due"][:steps] = due
 
@@ -181,7 +186,8 @@ class StackedSession(FusedSession):
         index = self._tensors["order"][row, start : start + size].to(torch.int64)
         data = [tensor[index] for name, tensor in self._tensors.items() if name.startswith("data:")]
         own = {name: tensor[row].clone() for name, tensor in self._tensors.items() if stack.is_state(name)}
-        return Case(self._member(row).built, own, data, own["updates"].cpu().numpy(), cursor.step)
+        counts = own["updates"].cpu().numpy()
+        return Case(self._member(row).built, own, data, counts, cursor.step, cursor.batch)
 
     def _train_program(self, size: int) -> Program:
         return self._program("train", size, lambda: train_step(self._recipe, size), self._tensors)
@@ -246,8 +252,8 @@ class StackedSession(FusedSession):
 
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
         self._feed(chunk)
-        # Every row updates in the step that is checked, also where it would only gather gradients.
-        self._lay(Ahead(self._hypers.now(), np.ones((1, self.width), dtype=bool)))
+        # Every row and phase updates in the step that is checked, also where it would only gather or sit out.
+        self._lay(Ahead(self._hypers.now(), np.ones((1, self.width, len(self._recipe.phases)), dtype=bool)))
         cursors = dict(zip(chunk.rows, chunk.cursors, strict=True))
         cases = {row: self._case(row, cursors[row], chunk.size) for row in rows}
         before = {
@@ -303,6 +309,7 @@ class StackedSession(FusedSession):
                 f"{job.name!r} reads other arrays than this group; only jobs on the group's data can join it"
             )
         self._known[row] = known
+        self.schedules |= _has_timers([known])
         self._hypers.set(row, known.built)
         if state is not None:
             restore_into(known.built, state)
@@ -377,6 +384,10 @@ class StackedSession(FusedSession):
         self._programs, self._tensors, self._best, self._validation = {}, {}, {}, None
         if self._device.startswith("cuda"):
             torch.cuda.empty_cache()
+
+
+def _has_timers(known: Sequence[Known]) -> bool:
+    return any(phase.timer is not None for member in known for phase in member.built.phases)
 
 
 def _versions(model: nn.Module) -> list[int]:

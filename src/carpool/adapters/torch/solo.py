@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
-from carpool.adapters.torch.absorb import absorb_into, group_options
+from carpool.adapters.torch.absorb import absorb_into, group_options, scheduler_state, slots_by_key
 from carpool.adapters.torch.build import Arrays, Built, reseed, seeded
-from carpool.adapters.torch.cadence import updates_at
+from carpool.adapters.torch.cadence import due_at
+from carpool.adapters.torch.phases import combined
 from carpool.adapters.torch.precision import untouched
 from carpool.adapters.torch.stacked import evaluation_step
 from carpool.adapters.torch.store import Store, shuffled
@@ -35,6 +36,8 @@ class SoloSession(Session):
         self._order: tuple[int, torch.Tensor] | None = None
         self._best: dict[str, torch.Tensor] = {}
         self._steps = 0
+        self._shown: dict[int, dict[str, float]] = {}
+        self.schedules = any(phase.timer is not None for phase in built.phases)
         self._diverged = False
         self._random = random
         self._buffered = any(True for _ in built.model.buffers())
@@ -68,28 +71,41 @@ class SoloSession(Session):
         index = self._positions(epoch)[start : start + size]
         inputs = built.data.batch([tensor[index] for tensor in self._data])
         reseed(built.seed * 1_000_003 + step)  # for operators that are not keyed
+        due = due_at(built, self._course, batch, step)
+        for number, phase in enumerate(built.phases):
+            if step % phase.every == 0:
+                values = self._take_phase(number, inputs, batch, step, due[number])
+                if values is None:
+                    return None
+                self._shown[number] = values
+        self._steps = step + 1
+        for phase, updated in zip(built.phases, due, strict=True):
+            if updated and phase.timer is not None:
+                phase.timer.step_update()
+        return combined(built.job, [phase.loss for phase in built.phases], list(self._shown.values()))
+
+    def _take_phase(
+        self, number: int, inputs: Any, batch: int, step: int, due: bool
+    ) -> dict[str, float] | None:
+        """One update of a step; None when its loss is not finite, and then it has changed nothing."""
+        built, phase = self._built, self._built.phases[number]
         buffers = {name: b.clone() for name, b in built.model.named_buffers()} if self._buffered else {}
         if batch % built.job.accumulate == 0:
-            built.optimizer.zero_grad(set_to_none=True)
-        with torch.enable_grad(), Keyed(built.seed, step) if self._random else nullcontext():
-            values = built.step(built.model, inputs)
-        loss = values["loss"].item()
-        if not math.isfinite(loss):
+            phase.optimizer.zero_grad(set_to_none=True)
+        with torch.enable_grad(), Keyed(built.seed, step, number) if self._random else nullcontext():
+            values = phase.step(built.model, inputs, batch)
+        loss = values[phase.loss]
+        if not math.isfinite(loss.item()):
             _restore(built.model, buffers)
             return None
-        (values["loss"] / built.job.accumulate).backward()
-        if updates_at(batch, self._course.batches, built.job.accumulate):
-            self._update()
-        self._steps = step + 1
+        (loss / built.job.accumulate).backward(inputs=phase.trained if phase.name else None)
+        if due:
+            if built.job.clip_norm is not None:
+                clip_grad_norm_(
+                    phase.trained if phase.name else built.model.parameters(), built.job.clip_norm
+                )
+            phase.optimizer.step()
         return {name: value.item() for name, value in values.items()}
-
-    def _update(self) -> None:
-        built = self._built
-        if built.job.clip_norm is not None:
-            clip_grad_norm_(built.model.parameters(), built.job.clip_norm)
-        built.optimizer.step()
-        if built.timer is not None and built.timer.every == "step":
-            built.timer.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau never steps by batch
 
     def _positions(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
@@ -116,14 +132,15 @@ class SoloSession(Session):
             batches = _batches(validation, self._validation, self._course.batch_size)
             for number, (size, batch) in enumerate(batches):
                 with Keyed(self._built.seed, evaluation_step(self._steps, number)):
-                    values = self._built.step(self._built.model, batch)
+                    values = self._built.evaluate(self._built.model, batch, number)
                 for name, value in values.items():
                     totals[name] = totals.get(name, 0.0) + value.to(torch.float64) * size
         return (MetricRow(0, 0, validation.length, {name: float(value) for name, value in totals.items()}),)
 
     def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
-        if self._built.timer is not None:
-            self._built.timer.step_epoch(dict(metrics))
+        for phase in self._built.phases:
+            if phase.timer is not None:
+                phase.timer.step_epoch(dict(metrics))
 
     def keep(self, rows: Sequence[int]) -> None:
         if rows:
@@ -137,11 +154,10 @@ class SoloSession(Session):
 
     def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
         built = self._built
-        names = {id(parameter): name for name, parameter in built.model.named_parameters()}
-        slots = {names[id(p)]: _copied(s) for p, s in built.optimizer.state.items() if id(p) in names}
+        slots = {key: _copied(own) for key, own in slots_by_key(built).items()}
         model = {name: tensor.detach().to("cpu", copy=True) for name, tensor in _leaves(built.model).items()}
-        scheduler = built.timer.scheduler.state_dict() if built.timer else None
-        return (JobState(Cursor(step=self._steps), model, slots, group_options(built), scheduler),)
+        cursor = Cursor(step=self._steps)
+        return (JobState(cursor, model, slots, group_options(built), scheduler_state(built)),)
 
     def load(self, row: int, state: JobState) -> None:
         absorb_into(self._built, state)
@@ -156,7 +172,8 @@ class SoloSession(Session):
         return torch.cuda.max_memory_allocated(self._device) if self._device.startswith("cuda") else None
 
     def close(self) -> None:
-        self._built.optimizer.zero_grad(set_to_none=True)
+        for phase in self._built.phases:
+            phase.optimizer.zero_grad(set_to_none=True)
         for name, tensor in _leaves(self._built.model).items():
             tensor.data = tensor.data.to(self._homes[name])
         _follow(self._built)
@@ -192,7 +209,8 @@ def _move(built: Built, device: str) -> None:
 
 def _follow(built: Built) -> None:
     """The optimizer's state to where its parameters are; a host-side step counter stays on the host."""
-    for parameter, slots in built.optimizer.state.items():
+    states = (item for phase in built.phases for item in phase.optimizer.state.items())
+    for parameter, slots in states:
         for name, slot in slots.items():
             if isinstance(slot, torch.Tensor) and (name != "step" or slot.device.type != "cpu"):
                 slots[name] = slot.to(parameter.device)

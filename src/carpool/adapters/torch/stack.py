@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from carpool.adapters.base import JobState
-from carpool.adapters.torch.absorb import group_options
+from carpool.adapters.torch.absorb import group_options, scheduler_state, slots_by_key
 from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.layout import Layout
 from carpool.adapters.torch.store import Pool
@@ -18,8 +18,11 @@ from carpool.planning.cursor import MAX_CHUNK_STEPS, Cursor
 Tensors = dict[str, Tensor]
 
 
-def state_tensors(layout: Layout, built: Built, width: int, device: str) -> Tensors:
-    """What the members are: weights, optimizer slots, fixed parameters and buffers, a row for each."""
+def state_tensors(layout: Layout, built: Built, width: int, values: int, device: str) -> Tensors:
+    """What the members are: weights, optimizer slots, fixed parameters and buffers, a row for each.
+
+    Where a phase may sit a step out, also the values that its last run showed.
+    """
     learning = {leaf.name for leaf in layout.leaves}
     made = {"weights": torch.zeros(width, layout.width, dtype=layout.dtype, device=device)}
     for slot in layout.slots:
@@ -29,6 +32,8 @@ def state_tensors(layout: Layout, built: Built, width: int, device: str) -> Tens
             made[f"fixed:{name}"] = torch.zeros(width, *parameter.shape, dtype=parameter.dtype, device=device)
     for name, buffer in built.model.named_buffers():
         made[f"buffer:{name}"] = torch.zeros(width, *buffer.shape, dtype=buffer.dtype, device=device)
+    if any(phase.every > 1 for phase in built.phases):
+        made["last"] = torch.zeros(width, values, dtype=torch.float64, device=device)
     if built.job.accumulate > 1:
         made["gathered"] = torch.zeros_like(made["weights"])
     made["updates"] = torch.zeros(width, len(layout.spans), dtype=torch.int64, device=device)
@@ -38,24 +43,30 @@ def state_tensors(layout: Layout, built: Built, width: int, device: str) -> Tens
     return made
 
 
-def feed_tensors(layout: Layout, width: int, values: int, device: str) -> Tensors:
+def num_columns(layout: Layout) -> int:
+    """The most scalars that a group's update reads."""
+    return max(span.num_columns for span in layout.spans)
+
+
+def feed_tensors(layout: Layout, built: Built, width: int, values: int, device: str) -> Tensors:
     """What a chunk says: who is active from where, with which scalars; and what comes back."""
     wide = torch.float64 if layout.dtype == torch.float64 else torch.float32
-    scalars = len(layout.update.scalars({h: torch.ones(1) for h in layout.update.hypers}, torch.ones(1)))
     return {
         "active": torch.zeros(width, dtype=torch.bool, device=device),
         "start": torch.zeros(width, dtype=torch.int64, device=device),
         "source": torch.zeros(width, dtype=torch.int64, device=device),
         "k": torch.zeros((), dtype=torch.int64, device=device),
-        "table": torch.zeros(MAX_CHUNK_STEPS, width, len(layout.spans), scalars, dtype=wide, device=device),
-        "due": torch.zeros(MAX_CHUNK_STEPS, width, dtype=torch.bool, device=device),
+        "table": torch.zeros(
+            MAX_CHUNK_STEPS, width, len(layout.spans), num_columns(layout), dtype=wide, device=device
+        ),
+        "due": torch.zeros(MAX_CHUNK_STEPS, width, len(built.phases), dtype=torch.bool, device=device),
         "clip": torch.full((width,), torch.inf, dtype=wide, device=device),
         "sums": torch.zeros(width, values, dtype=torch.float64, device=device),
         "taken": torch.zeros(width, dtype=torch.int64, device=device),
     }
 
 
-_OF_UPDATES = ("gathered", "updates")
+_OF_UPDATES = ("gathered", "updates", "last")
 BY_STEP = ("table", "due")
 """What has a chunk's steps as its first dimension, and rows as its second."""
 
@@ -96,11 +107,8 @@ def activate(feed: Tensors, rows: Tensor, starts: Sequence[int]) -> None:
 
 def initial_states(built: Built) -> JobState:
     """A job's state as its live objects hold it now (no copies are made)."""
-    names = {id(parameter): name for name, parameter in built.model.named_parameters()}
-    slots = {names[id(p)]: slot for p, slot in built.optimizer.state.items() if slot and id(p) in names}
     model = {name: t.detach() for name, t in (*built.model.named_parameters(), *built.model.named_buffers())}
-    scheduler = built.timer.scheduler.state_dict() if built.timer else None
-    return JobState(Cursor(), model, slots, group_options(built), scheduler)
+    return JobState(Cursor(), model, slots_by_key(built), group_options(built), scheduler_state(built))
 
 
 def write_rows(layout: Layout, tensors: Tensors, rows: Sequence[int], states: Sequence[JobState]) -> None:
@@ -120,8 +128,9 @@ def write_rows(layout: Layout, tensors: Tensors, rows: Sequence[int], states: Se
         kind, _, leaf = name.partition(":")
         if kind in ("fixed", "buffer"):
             _put(tensor, index, torch.stack([state.model[leaf].detach().cpu() for state in states]))
-    if "gathered" in tensors:
-        tensors["gathered"].index_fill_(0, index, 0)
+    for name in ("gathered", "last"):
+        if name in tensors:
+            tensors[name].index_fill_(0, index, 0)
     _put(tensors["updates"], index, torch.tensor(np.array([updates_done(layout, s) for s in states])))
     _put(tensors["steps"], index, torch.tensor([state.cursor.step for state in states]))
     tensors["alive"][index] = True
@@ -141,8 +150,8 @@ def _matrix(layout: Layout, members: Sequence[Mapping[str, Tensor]]) -> Tensor:
 
 def _slot(layout: Layout, state: JobState, slot: str) -> Mapping[str, Tensor]:
     blank = {leaf.name: torch.zeros(leaf.shape, dtype=layout.dtype) for leaf in layout.leaves}
-    found = {name: slots[slot] for name, slots in state.optimizer.items() if slots.get(slot) is not None}
-    return blank | found
+    held = {leaf.name: state.optimizer.get(leaf.key, {}).get(slot) for leaf in layout.leaves}
+    return blank | {name: value for name, value in held.items() if value is not None}
 
 
 def updates_done(layout: Layout, state: JobState) -> np.ndarray:
@@ -151,7 +160,7 @@ def updates_done(layout: Layout, state: JobState) -> np.ndarray:
     if not state.optimizer:
         return counts
     for number, span in enumerate(layout.spans):
-        seen = {_count(state.optimizer.get(leaf.name, {})) for leaf in span.leaves}
+        seen = {_count(state.optimizer.get(leaf.key, {})) for leaf in span.leaves}
         if len(seen) > 1:
             raise ValueError(f"parameters of one group are at different steps ({sorted(seen)})")
         counts[number] = next(iter(seen), 0.0)
@@ -199,8 +208,7 @@ def _read(layout: Layout, out: Tensors, i: int, built: Built) -> JobState:
         if updates == 0:
             continue  # a real optimizer has no state before its first step
         for leaf in span.leaves:
-            counter = {"step": torch.tensor(updates, dtype=_counter_dtype())} if layout.update.counts else {}
+            counter = {"step": torch.tensor(updates, dtype=_counter_dtype())} if span.update.counts else {}
             if own := counter | {slot: slots[slot][leaf.name] for slot in span.slots}:
-                optimizer[leaf.name] = own
-    scheduler = built.timer.scheduler.state_dict() if built.timer else None
-    return JobState(Cursor(step=steps), model, optimizer, group_options(built), scheduler)
+                optimizer[leaf.key] = own
+    return JobState(Cursor(step=steps), model, optimizer, group_options(built), scheduler_state(built))

@@ -12,15 +12,9 @@ from torch import nn
 from carpool.adapters.base import Adapter, JobState, Session, Trained
 from carpool.adapters.torch.absorb import absorb_into
 from carpool.adapters.torch.behaviour import behaviour, job_signature
-from carpool.adapters.torch.build import (
-    Built,
-    build_data,
-    build_model,
-    build_optimizer,
-    build_step,
-    build_timer,
-)
+from carpool.adapters.torch.build import Built, build_data, build_model
 from carpool.adapters.torch.fuse import Known, TorchFuser
+from carpool.adapters.torch.phases import build_phases, evaluation
 from carpool.adapters.torch.probe import Probe, probe
 from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.store import Store, key_of
@@ -86,19 +80,19 @@ class TorchAdapter(Adapter):
         for parameter in model.parameters():
             if parameter.requires_grad:
                 self._own(job, parameter, "trainable parameters")
-        optimizer = build_optimizer(job, model)
-        self._own(job, optimizer, "optimizer")
+        phases = build_phases(job, model)
+        for phase in phases:
+            self._own(job, phase.optimizer, "optimizer")
         validation = None
         if job.validation_data is not None:
             validation = build_data(job, self._resolved(job.validation_data), None, "validation_data")
         return Built(
             job=job,
             model=model,
-            optimizer=optimizer,
-            timer=build_timer(job, optimizer),
+            phases=phases,
             data=build_data(job, self._resolved(job.data), job.index, "data"),
             validation=validation,
-            step=build_step(job),
+            evaluate=evaluation(job, phases),
         )
 
     def _own(self, job: Job, thing: Any, word: str) -> None:
@@ -132,7 +126,11 @@ class TorchAdapter(Adapter):
 
     def trained(self, job: Job) -> Trained:
         built = self._known[job].built
-        return Trained(built.model, built.optimizer, built.timer.scheduler if built.timer else None)
+        optimizers = tuple(phase.optimizer for phase in built.phases)
+        schedulers = tuple(phase.timer.scheduler if phase.timer else None for phase in built.phases)
+        if job.phases is None:
+            return Trained(built.model, optimizers[0], schedulers[0])
+        return Trained(built.model, optimizers, schedulers)
 
     def save(self, model: Any, path: Path) -> None:
         from safetensors.torch import save_model
