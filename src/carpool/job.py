@@ -74,6 +74,7 @@ class Job:
     `model` is an object, a factory called under the job's seed, or "module:function". `data` is a tuple of arrays
     `(x, y)`, any nest of arrays when `step` is given, or a function that returns either. Exactly one of
     `loss(prediction, target)` and `step(model, batch) -> loss or {"loss": ..., **metrics}` says what is minimised.
+    A LightningModule says both itself, in its training_step and configure_optimizers.
     `phases` says instead that a training step is several updates, each with a step and an optimizer of its own.
     `index` trains on a view of the data (a fold, a bootstrap sample) without copying it. Modules stay in the
     train/eval mode they are in. `precision` is what forward pass and loss compute in: "bf16" and "float32" turn

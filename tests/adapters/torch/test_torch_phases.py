@@ -84,7 +84,9 @@ def by_hand(job: carpool.Job) -> tuple[nn.Module, dict[str, list[float]]]:
     assert job.phases is not None
     parts = [model.discriminator, model.generator]
     optimizers = [p.optimizer(part.parameters()) for p, part in zip(job.phases, parts, strict=True)]
-    timers = [COSINE(o) if p.scheduler else None for p, o in zip(job.phases, optimizers, strict=True)]
+    timers: list[Any] = [
+        COSINE(o) if p.scheduler else None for p, o in zip(job.phases, optimizers, strict=True)
+    ]
     history: dict[str, list[float]] = {"critic_loss": [], "artist_loss": []}
     number, last = 0, [0.0, 0.0]
     for epoch in range(job.epochs):

@@ -23,6 +23,8 @@ from carpool.random import signed_seed
 
 Step = Callable[[nn.Module, Any, Any], dict[str, torch.Tensor]]
 """(model, batch, number of the batch in its epoch) to scalars by name."""
+ManualStep = Callable[[nn.Module, Any, int, "Sequence[LivePhase]"], dict[str, float]]
+"""(model, batch, number of the batch, phases whose optimizers it uses) to numbers by name."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Timer:
 
     def step_epoch(self, metrics: dict[str, float]) -> None:
         """An epoch has ended, with these metrics."""
-        if self.by_step or not self._turn():
+        if self.every != "epoch" or not self._turn():
             return
         if not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
@@ -131,6 +133,8 @@ class Built:
     data: Arrays
     validation: Arrays | None
     evaluate: Step
+    manual: ManualStep | None = None
+    """A training step that updates by itself."""
 
     @property
     def seed(self) -> int:
@@ -282,8 +286,8 @@ def _loss_step(job: Job, loss: Callable[[Any, Any], Any]) -> Step:
         prediction = model(*x) if isinstance(x, tuple | list) else model(x)
         values = {name: metric(prediction, y) for name, metric in metrics.items()}
         return {
-            "loss": _scalar(job, "loss", loss(prediction, y)),
-            **{k: _scalar(job, k, v) for k, v in values.items()},
+            "loss": scalar(job, "loss", loss(prediction, y)),
+            **{k: scalar(job, k, v) for k, v in values.items()},
         }
 
     return step
@@ -305,10 +309,11 @@ def scalars(job: Job, made: Any) -> dict[str, torch.Tensor]:
         raise LossError(
             says(job, 'step to return a loss or a dict with "loss"', ", ".join(values), 'add "loss"')
         )
-    return {name: _scalar(job, name, value) for name, value in values.items()}
+    return {name: scalar(job, name, value) for name, value in values.items()}
 
 
-def _scalar(job: Job, name: str, value: Any) -> torch.Tensor:
+def scalar(job: Job, name: str, value: Any) -> torch.Tensor:
+    """A value that a step returned, checked."""
     if not isinstance(value, torch.Tensor):
         raise LossError(
             says(job, f"{name} to be a tensor", type(value).__name__, "return a tensor, not a number")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from carpool.adapters.torch import lightning
 from carpool.adapters.torch.build import (
     LivePhase,
     Step,
@@ -27,6 +28,8 @@ Values = dict[str, torch.Tensor]
 
 def build_phases(job: Job, model: nn.Module) -> tuple[LivePhase, ...]:
     """The job's updates, in the order in which a step takes them."""
+    if lightning.is_lightning(job, model):
+        return lightning.build_lightning_phases(job, model)
     if job.phases is None:
         optimizer = build_optimizer(job, job.optimizer, model)
         return (LivePhase("", build_step(job), optimizer, build_timer(job, job.scheduler, optimizer)),)
@@ -110,8 +113,10 @@ def combined(job: Job, losses: Iterable[str], parts: Sequence[Mapping[str, Any]]
     return {"loss": sum(values[name] for name in losses if name in values), **values}
 
 
-def evaluation(job: Job, phases: Sequence[LivePhase]) -> Step:
-    """What validation computes: the objective, or every phase's in turn."""
+def evaluation(job: Job, model: nn.Module, phases: Sequence[LivePhase]) -> Step:
+    """What validation computes: the objective, every phase's in turn, or a validation_step."""
+    if lightning.is_lightning(job, model):
+        return lightning.validation(job, model)
     if not phases[0].name:
         return phases[0].step
 

@@ -69,6 +69,8 @@ def probe(built: Built, behaviour: Callable[[Built], Entries]) -> Probe:
     It runs on a copy, so that what a forward pass leaves in its module is not left in the user's. `behaviour` tells
     whether it did leave something: such a step depends on the steps before it, and one trace cannot stand for all.
     """
+    if built.manual is not None:
+        return Probe(failure="automatic_optimization is False: its training_step updates by itself")
     try:
         twin = replace(built, model=copy.deepcopy(built.model))
         before = behaviour(twin)
@@ -177,7 +179,7 @@ def _empty_batch(arrays: Arrays, size: int, device: str) -> Any:
 
 
 def _loss_first(values: Mapping[str, Any], loss: str) -> tuple[str, ...]:
-    return (loss, *(name for name in values if name != loss))
+    return (*(name for name in values if name == loss), *(name for name in values if name != loss))
 
 
 def blame(error: BaseException) -> str:

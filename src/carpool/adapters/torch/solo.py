@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
 from carpool.adapters.torch.absorb import absorb_into, group_options, scheduler_state, slots_by_key
-from carpool.adapters.torch.build import Arrays, Built, reseed, seeded
+from carpool.adapters.torch.build import Arrays, Built, ManualStep, reseed, seeded
 from carpool.adapters.torch.cadence import due_at
 from carpool.adapters.torch.phases import combined
 from carpool.adapters.torch.precision import untouched
@@ -30,6 +30,7 @@ class SoloSession(Session):
         self._built, self._course, self._device = built, course, device
         self._kind = torch.device(device).type
         self._homes = _homes(built.model)
+        self._home = vars(built.model).get("_device")  # where a LightningModule says that it is
         self._data = [store.on(device, tensor) for tensor in built.data.tensors]
         held = built.validation.tensors if built.validation else ()
         self._validation = [store.on(device, tensor) for tensor in held]
@@ -71,6 +72,8 @@ class SoloSession(Session):
         index = self._positions(epoch)[start : start + size]
         inputs = built.data.batch([tensor[index] for tensor in self._data])
         reseed(built.seed * 1_000_003 + step)  # for operators that are not keyed
+        if built.manual is not None:
+            return self._take_manually(built.manual, inputs, batch, step)
         due = due_at(built, self._course, batch, step)
         for number, phase in enumerate(built.phases):
             if step % phase.every == 0:
@@ -83,6 +86,15 @@ class SoloSession(Session):
             if updated and phase.timer is not None:
                 phase.timer.step_update()
         return combined(built.job, [phase.loss for phase in built.phases], list(self._shown.values()))
+
+    def _take_manually(self, take: ManualStep, inputs: Any, batch: int, step: int) -> dict[str, float] | None:
+        """A step that updates by itself; None when its loss is not finite, and then what it did stands."""
+        with torch.enable_grad(), Keyed(self._built.seed, step):
+            values = take(self._built.model, inputs, batch, self._built.phases)
+        if not math.isfinite(values["loss"]):
+            return None
+        self._steps = step + 1
+        return values
 
     def _take_phase(
         self, number: int, inputs: Any, batch: int, step: int, due: bool
@@ -176,6 +188,8 @@ class SoloSession(Session):
             phase.optimizer.zero_grad(set_to_none=True)
         for name, tensor in _leaves(self._built.model).items():
             tensor.data = tensor.data.to(self._homes[name])
+        if self._home is not None:
+            vars(self._built.model)["_device"] = self._home
         _follow(self._built)
         self._data, self._validation, self._order, self._best = [], [], None, {}
         if self._device.startswith("cuda"):

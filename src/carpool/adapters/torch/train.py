@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from carpool.adapters.base import Adapter, JobState, Session, Trained
+from carpool.adapters.torch import lightning
 from carpool.adapters.torch.absorb import absorb_into
 from carpool.adapters.torch.behaviour import behaviour, job_signature
 from carpool.adapters.torch.build import Built, build_data, build_model
@@ -92,7 +93,8 @@ class TorchAdapter(Adapter):
             phases=phases,
             data=build_data(job, self._resolved(job.data), job.index, "data"),
             validation=validation,
-            evaluate=evaluation(job, phases),
+            evaluate=evaluation(job, model, phases),
+            manual=lightning.manual(job) if _updates_itself(job, model) else None,
         )
 
     def _own(self, job: Job, thing: Any, word: str) -> None:
@@ -128,7 +130,7 @@ class TorchAdapter(Adapter):
         built = self._known[job].built
         optimizers = tuple(phase.optimizer for phase in built.phases)
         schedulers = tuple(phase.timer.scheduler if phase.timer else None for phase in built.phases)
-        if job.phases is None:
+        if len(optimizers) == 1 and job.phases is None:
             return Trained(built.model, optimizers[0], schedulers[0])
         return Trained(built.model, optimizers, schedulers)
 
@@ -136,6 +138,10 @@ class TorchAdapter(Adapter):
         from safetensors.torch import save_model
 
         save_model(model, str(path))
+
+
+def _updates_itself(job: Job, model: nn.Module) -> bool:
+    return lightning.is_lightning(job, model) and lightning.is_manual(model)
 
 
 def _state_bytes(built: Built) -> int:
