@@ -74,6 +74,16 @@ class GroupAdvanced:
 
 
 @dataclass(frozen=True)
+class BatchesRead:
+    """A streamed job used up so many batches; `depth` of at most `capacity` more were there already."""
+
+    name: str
+    batches: int
+    depth: int
+    capacity: int
+
+
+@dataclass(frozen=True)
 class JobAdmitted:
     """A job's memory was counted and it joined a group."""
 
@@ -123,6 +133,7 @@ Event = (
     | GroupFellBack
     | GroupResized
     | GroupAdvanced
+    | BatchesRead
     | JobAdmitted
     | EpochEnded
     | JobFailed

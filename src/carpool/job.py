@@ -80,6 +80,7 @@ class Job:
     train/eval mode they are in. `precision` is what forward pass and loss compute in: "bf16" and "float32" turn
     autocast on and off, "inherit" leaves it as it is around the call; weights and optimizer keep their type.
     `accumulate=n` updates at every n-th batch and at an epoch's last, by the sum of the gradients of loss / n.
+    Where jobs share a device by time, one of priority p gets 2**p times as much as one of 0.
 
     >>> job = Job(model=dict, data=([1.0], [2.0]), loss=lambda p, t: 0.0, name="a")
     >>> job.name, job.batch_size
@@ -108,6 +109,8 @@ class Job:
     phases: Sequence[Phase] | None = None
     stop: EarlyStopping | None = None
     callbacks: Sequence[Callable[[Any], None]] = ()
+    priority: int = 0
+    prefetch: int = 2
 
     def __post_init__(self) -> None:
         if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
@@ -118,6 +121,8 @@ class Job:
         _whole(self, "epochs", "pass epochs=1 or more", least=1)
         _whole(self, "seed", "pass seed=0")
         _whole(self, "accumulate", "pass accumulate=1, or how many batches make an update", least=1)
+        _whole(self, "priority", "pass priority=0")
+        _whole(self, "prefetch", "pass prefetch=2", least=1)
         self._check_objective()
         self._check_phases()
         if self.clip_norm is not None and not self.clip_norm > 0:

@@ -13,7 +13,7 @@ from carpool import reporters as reporting
 from carpool.adapters.base import Adapter
 from carpool.errors import CarpoolError, Interrupted, OptionError, described, sentence
 from carpool.events import Emit, Event, RunEnded, RunStarted
-from carpool.executors.in_turn import Orders, Run
+from carpool.executors.interleaved import Orders, Run
 from carpool.executors.interrupt import Pause
 from carpool.job import Job, named
 from carpool.memory import device as devices
@@ -52,7 +52,7 @@ def train(
     _check_options(on_error, compile)
     started = time.perf_counter()
     prepared = _prepare(jobs, device, strategy, compile)
-    with _Reporting(reporters) as emit, Pause() as pause:
+    with prepared, _Reporting(reporters) as emit, Pause() as pause:
         orders = Orders(prepared.plan.device, strategy, verify, on_error)
         run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit)
         emit(RunStarted(prepared.plan, prepared.plan.device, sum(s.course.steps for s in prepared.specs)))
@@ -76,7 +76,8 @@ def plan(jobs: Iterable[Job], *, device: str = "auto", strategy: str = "auto") -
     >>> print(carpool.plan([job], device="cpu").groups[0].reason)
     no other job has its structure
     """
-    return _prepare(jobs, device, strategy, "auto").plan
+    with _prepare(jobs, device, strategy, "auto") as prepared:
+        return prepared.plan
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,14 @@ class _Prepared:
     adapters: dict[str, Adapter]
     specs: tuple[ModelSpec, ...]
     plan: Plan
+
+    def __enter__(self) -> _Prepared:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whatever happened, nothing that was opened to describe the jobs is left running."""
+        for adapter in self.adapters.values():
+            adapter.close()
 
     def results(self, run: Run, seconds: float) -> Results:
         """The results in the order of the jobs; a job the run never reached was interrupted."""
@@ -116,7 +125,9 @@ def _prepare(jobs: Iterable[Job], device: str, strategy: str, compile: str | boo
         fuser = loaded[members[0].adapter].fuser
         if fuser is None:
             return f"the {members[0].adapter} adapter cannot stack models"
-        return fuser.refusal([by_name[spec.name] for spec in members]) if strategy != "in_turn" else None
+        return (
+            fuser.refusal([by_name[spec.name] for spec in members]) if strategy in ("auto", "fused") else None
+        )
 
     where = next(iter(loaded.values())).device(device)
     free = devices.read(where).free_bytes

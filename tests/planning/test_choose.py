@@ -23,15 +23,15 @@ def test_jobs_of_one_structure_are_fused():
     assert choose(candidate(3), "fused").strategy == "fused"
 
 
-def test_a_job_alone_runs_in_turn_and_says_how_it_differs():
-    assert choose(candidate(1)) == Choice("in_turn", "no other job has its structure")
+def test_a_job_alone_runs_interleaved_and_says_how_it_differs():
+    assert choose(candidate(1)) == Choice("interleaved", "no other job has its structure")
     why = "differs from 'a': it has no 'fc'"
     assert choose(candidate(1, stranger=why)).reason == f"no other job has its structure ({why})"
 
 
-def test_what_cannot_be_stacked_runs_in_turn_and_says_why():
+def test_what_cannot_be_stacked_runs_interleaved_and_says_why():
     chosen = choose(candidate(2, refusal="LBFGS has no stacked update"))
-    assert chosen == Choice("in_turn", "cannot be stacked: LBFGS has no stacked update")
+    assert chosen == Choice("interleaved", "cannot be stacked: LBFGS has no stacked update")
 
 
 def test_in_turn_that_was_asked_for_is_what_it_gets():
@@ -43,7 +43,7 @@ def test_fused_that_was_asked_for_raises_with_the_reason():
         choose(candidate(2, refusal="'drop' is random"), "fused")
     assert str(caught.value) == (
         "Cannot fuse 'a', 'b': 'drop' is random. "
-        'Remedy: change that, or pass strategy="auto" to let them run in turn.'
+        'Remedy: change that, or pass strategy="auto" to let them run interleaved.'
     )
 
 
@@ -59,13 +59,14 @@ def test_fused_for_a_job_alone_names_what_differs():
         choose(candidate(1, stranger="differs from 'z': it has no 'fc'"), "fused")
 
 
-@pytest.mark.parametrize("strategy", ["auto", "fused", "in_turn"])
+@pytest.mark.parametrize("strategy", ["auto", "fused", "interleaved", "in_turn"])
 def test_strategies_that_exist_pass(strategy: str):
     assert check_strategy(strategy) is None
 
 
 def test_a_strategy_that_does_not_exist_is_refused():
     with pytest.raises(
-        OptionError, match=r"Expected a strategy out of auto, fused, in_turn\. Received: 'fast'\."
+        OptionError,
+        match=r"Expected a strategy out of auto, fused, interleaved, in_turn\. Received: 'fast'\.",
     ):
         check_strategy("fast")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.planning.cursor import Chunk, Course, Cursor, Launches, cut, launches
+from carpool.planning.cursor import Chunk, Course, Cursor, Launches, Supply, cut, launches, supplies
 
 properties = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 courses = st.builds(
@@ -15,16 +15,20 @@ courses = st.builds(
 groups = st.lists(courses, min_size=1, max_size=6)
 
 
+def cut_from(held: dict[int, Course], cursors: dict[int, Cursor], max_steps: int) -> Chunk | None:
+    return cut(supplies(held, cursors), cursors, max_steps)
+
+
 def simulated(rows: list[Course], max_steps: int) -> list[Chunk]:
     """Every chunk of a group that runs to its end."""
     held = dict(enumerate(rows))
     cursors = dict.fromkeys(held, Cursor())
     made = []
-    while chunk := cut(held, cursors, max_steps):
+    while chunk := cut(supplies(held, cursors), cursors, max_steps):
         made.append(chunk)
         assert len(made) <= sum(course.steps for course in rows), "a chunk that advances nobody"
         for row in chunk.rows:
-            cursors[row] = cursors[row].advanced(held[row], chunk.steps)
+            cursors[row] = cursors[row].advanced(chunk.steps, row in chunk.ends)
     return made
 
 
@@ -68,11 +72,10 @@ def test_alike_counts_the_run_of_equal_batches(course: Course, data: st.DataObje
 
 
 def test_a_cursor_moves_within_an_epoch_and_on_to_the_next():
-    course = Course(10, 4, 2)
-    there = Cursor().advanced(course, 2)
+    there = Cursor().advanced(2, ended=False)
     assert there == Cursor(epoch=0, batch=2, step=2)
-    assert there.advanced(course, 1) == Cursor(epoch=1, batch=0, step=3)
-    assert there.advanced(course, 0) == there
+    assert there.advanced(1, ended=True) == Cursor(epoch=1, batch=0, step=3)
+    assert there.advanced(0, ended=False) == there
 
 
 # Chunks
@@ -80,38 +83,47 @@ def test_a_cursor_moves_within_an_epoch_and_on_to_the_next():
 
 def test_the_rows_furthest_behind_decide_the_shape():
     held = {0: Course(8, 4, 3), 1: Course(10, 4, 3)}
-    chunk = cut(held, {0: Cursor(1, 0, 2), 1: Cursor(0, 2, 2)}, max_steps=100)
-    assert chunk == Chunk(rows=(1,), cursors=(Cursor(0, 2, 2),), size=2, steps=1)
+    chunk = cut_from(held, {0: Cursor(1, 0, 2), 1: Cursor(0, 2, 2)}, max_steps=100)
+    assert chunk == Chunk(rows=(1,), cursors=(Cursor(0, 2, 2),), size=2, steps=1, ends=(1,))
 
 
 def test_rows_ahead_join_a_launch_of_their_shape():
     held = {0: Course(4, 4, 5), 1: Course(12, 4, 5)}
-    chunk = cut(held, {0: Cursor(1, 0, 1), 1: Cursor(0, 1, 1)}, max_steps=100)
+    chunk = cut_from(held, {0: Cursor(1, 0, 1), 1: Cursor(0, 1, 1)}, max_steps=100)
     assert chunk is not None
     assert (chunk.rows, chunk.size, chunk.steps) == ((0, 1), 4, 1)
 
 
 def test_full_batches_come_before_tails():
     held = {0: Course(2, 4, 1), 1: Course(8, 4, 1)}
-    chunk = cut(held, dict.fromkeys(held, Cursor()), max_steps=100)
+    chunk = cut_from(held, dict.fromkeys(held, Cursor()), max_steps=100)
     assert chunk is not None
     assert (chunk.rows, chunk.size, chunk.steps) == ((1,), 4, 2)
 
 
 def test_a_chunk_is_no_longer_than_asked():
-    chunk = cut({0: Course(100, 1, 1)}, {0: Cursor()}, max_steps=7)
+    chunk = cut_from({0: Course(100, 1, 1)}, {0: Cursor()}, max_steps=7)
     assert chunk is not None
     assert chunk.steps == 7
 
 
 def test_there_is_no_chunk_when_all_have_ended():
-    assert cut({0: Course(4, 4, 1)}, {0: Cursor(1, 0, 1)}, max_steps=1) is None
-    assert cut({}, {}, max_steps=1) is None
+    assert cut_from({0: Course(4, 4, 1)}, {0: Cursor(1, 0, 1)}, max_steps=1) is None
+    assert cut_from({}, {}, max_steps=1) is None
+
+
+def test_only_rows_whose_supply_is_used_up_end_an_epoch():
+    supplied = {0: Supply(4, 2, ends=True), 1: Supply(4, 3, ends=True), 2: Supply(4, 2, ends=False)}
+    chunk = cut(supplied, dict.fromkeys(supplied, Cursor()), max_steps=100)
+    assert chunk is not None
+    assert (chunk.steps, chunk.ends) == (2, (0,))
+    assert chunk.shortened(1).ends == ()
+    assert chunk.shortened(2) is chunk
 
 
 def test_rows_that_were_left_out_of_the_courses_are_not_cut():
     held = {1: Course(4, 4, 1)}
-    chunk = cut(held, {0: Cursor(), 1: Cursor(), 2: Cursor()}, max_steps=1)
+    chunk = cut_from(held, {0: Cursor(), 1: Cursor(), 2: Cursor()}, max_steps=1)
     assert chunk is not None
     assert chunk.rows == (1,)
 
@@ -147,11 +159,11 @@ def test_rows_stay_together_epoch_by_epoch(rows: list[Course]):
     """Every launch advances a row that is furthest behind, so none is left epochs behind the rest."""
     held = dict(enumerate(rows))
     cursors = dict.fromkeys(held, Cursor())
-    while chunk := cut(held, cursors, max_steps=1 << 30):
+    while chunk := cut(supplies(held, cursors), cursors, max_steps=1 << 30):
         running = [row for row in held if cursors[row].epoch < held[row].epochs]
         assert min(cursors[row].epoch for row in running) in {cursor.epoch for cursor in chunk.cursors}
         for row in chunk.rows:
-            cursors[row] = cursors[row].advanced(held[row], chunk.steps)
+            cursors[row] = cursors[row].advanced(chunk.steps, row in chunk.ends)
 
 
 # Counting them beforehand

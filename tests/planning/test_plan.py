@@ -44,7 +44,7 @@ def test_the_whole_explanation_of_a_small_plan():
             "  because 2 jobs of one structure: one launch advances all of them",
             "  2 MiB expected (4 KiB a member); launches: 4 of batch 4, 2 of batch 2; "
             "83 % of launched member-steps are useful",
-            "group 1: in_turn, 1 job: c",
+            "group 1: interleaved, 1 job: c",
             "  because no other job has its structure (differs from 'a': 'model' is other, expected net)",
             "  2 MiB expected (4 KiB a member); launches: 4 of batch 4; "
             "100 % of launched member-steps are useful",

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from carpool.job import Job
-from carpool.planning.cursor import Chunk, Cursor
+from carpool.planning.cursor import Chunk, Cursor, Supply
 from carpool.planning.spec import ModelSpec
 
 
@@ -35,7 +36,10 @@ class JobState:
 
 @dataclass(frozen=True)
 class Ticket:
-    """A receipt for an enqueued chunk; `payload` is the session's own business."""
+    """A receipt for the chunk that was enqueued; `payload` is the session's own business.
+
+    A session may enqueue fewer steps than it was asked for, and may be the one that knows that an epoch ended.
+    """
 
     chunk: Chunk
     payload: Any
@@ -82,6 +86,10 @@ class StepFailure(Exception):
         self.errors = dict(errors)
 
 
+class Unstackable(Exception):
+    """A fused session cannot go on together, and no single row is to blame."""
+
+
 class Servable(ABC):
     """What serving needs of a session: no job, no data, no optimizer."""
 
@@ -99,9 +107,29 @@ class Session(Servable):
     schedules: bool = False
     """Whether a scheduler of a member's steps at the end of an epoch, so that its metrics must be known at once."""
 
+    def turn(self) -> AbstractContextManager[object]:
+        """What everything that is asked of the session happens in: its own stream, on a device that has streams."""
+        return nullcontext()
+
+    def supply(self, row: int) -> Supply | None:
+        """What a row with a streamed course can run now; None while its input is on the way. Raises what its input raised."""
+        raise NotImplementedError(f"{type(self).__name__} has no streamed rows")
+
+    def depth(self, row: int) -> tuple[int, int] | None:
+        """How many batches of a streamed row are there, and how many may be."""
+        return None
+
     @abstractmethod
     def advance(self, chunk: Chunk) -> Ticket:
         """Enqueues the chunk's steps without waiting for them."""
+
+    def done(self, ticket: Ticket) -> bool:
+        """Whether `metrics` would not have to wait."""
+        return True
+
+    def busy_s(self) -> float | None:
+        """Seconds of device time used so far, where the session measures them."""
+        return None
 
     @abstractmethod
     def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
@@ -210,7 +238,8 @@ class Adapter(ABC):
         """Builds what the job's factories make and says what the planner needs to know."""
 
     @abstractmethod
-    def open(self, job: Job, device: str) -> Session: ...
+    def open(self, job: Job, device: str, plain: bool = False) -> Session:
+        """A session for the job alone. `plain`: in its framework's ordinary way, nothing traced or captured."""
 
     @abstractmethod
     def absorb(self, job: Job, state: JobState) -> Trained:
@@ -223,3 +252,7 @@ class Adapter(ABC):
     @abstractmethod
     def save(self, model: Any, path: Path) -> None:
         """Writes a model's weights as safetensors."""
+
+    def close(self) -> None:
+        """The run is over: threads and whatever else `describe` opened are stopped."""
+        return

@@ -1,21 +1,23 @@
 """The one training loop: it cuts chunks, lets a session advance them, and decides between chunks.
 
 Covers epochs, histories, validation, early stopping, callbacks, divergence, failures of single rows, checking fused
-steps and repacking. Does not cover opening sessions or choosing which runs next (`in_turn.py`), nor a single step
-(`adapters/`). It is a generator that pauses after every chunk, so several sessions can share a device.
+steps and repacking. Does not cover opening sessions or choosing which runs next (`interleaved.py`), nor a single step
+(`adapters/`). It is a generator that pauses after every chunk and wherever it would have to wait, and says for what, so
+several sessions can share a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
-from carpool.adapters.base import FusedSession, JobState, MetricRow, Session, StepFailure, Ticket
+from carpool.adapters.base import FusedSession, JobState, MetricRow, Session, StepFailure, Ticket, Unstackable
 from carpool.errors import StepError, sentence
-from carpool.events import Emit, EpochEnded, GroupAdvanced, GroupResized, GroupVerified
+from carpool.events import BatchesRead, Emit, EpochEnded, GroupAdvanced, GroupResized, GroupVerified
 from carpool.job import Job
-from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Course, Cursor, cut
+from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Course, Cursor, Supply, cut
 from carpool.planning.widths import repacked
 from carpool.result import Outcome
 from carpool.stopping import Patience
@@ -23,6 +25,14 @@ from carpool.stopping import Patience
 FIRST_CHECKED = 256  # members checked at the first step; a wider group checks so many spread over it: 1 to 2 ms each on an H200
 _IN_FLIGHT = 2  # chunks enqueued before the oldest one's metrics are read
 _SAMPLE_ROWS = 4  # members that verify=True checks at the start of each epoch
+
+
+Ready = Callable[[], bool]
+"""What a paused driver waits for: whether it can go on now."""
+
+
+def at_once() -> bool:
+    return True
 
 
 class Unfit(Exception):
@@ -96,60 +106,116 @@ class Driver:
         self._emit = emit
         self._group = group
         self._pending: list[Ticket] = []
+        self.slice_s: float | None = None
+        """The seconds a chunk should take at most, while others wait for the device."""
 
     @property
     def unfinished(self) -> tuple[Member, ...]:
         return tuple(self._members.values())
 
-    def run(self, verify: bool = False) -> Iterator[None]:
-        """Trains until every member has an outcome, pausing after each chunk."""
-        self._check_first_steps()
-        while chunk := cut(self._courses(), self._cursors(), MAX_CHUNK_STEPS):
+    def run(self, verify: bool = False) -> Iterator[Ready]:
+        """Trains until every member has an outcome, pausing after each chunk and before each wait."""
+        yield from self._check_first_steps()
+        while self._running():
+            chunk = cut(self._supplies(self._running()), self._cursors(), self._most_steps())
+            if chunk is None:
+                yield self._has_supply
+                continue
             due = verify and any(cursor.batch == 0 and cursor.epoch > 0 for cursor in chunk.cursors)
             if due and not self._check(chunk, _sample(chunk)):
                 continue
-            self._advance(chunk)
-            yield
-        self._settle()
+            yield from self._advance(chunk)
+        yield from self._settle()
 
     def interrupt(self) -> None:
         """Ends every member where it stands."""
-        self._settle()
+        self._settle_now()
         self._end(tuple(self._members), Outcome.INTERRUPTED)
 
     # Chunks
 
-    def _courses(self) -> dict[int, Course]:
-        return {row: member.course for row, member in self._members.items()}
+    def _running(self) -> list[int]:
+        return [row for row, member in self._members.items() if not member.through]
+
+    def _supply(self, row: int) -> Supply | None:
+        member = self._members[row]
+        if member.course.streamed:
+            return self._session.supply(row)
+        return member.course.supply(member.cursor.batch)
+
+    def _supplies(self, rows: Sequence[int]) -> dict[int, Supply]:
+        """What these rows can run now. One whose input raised fails."""
+        found: dict[int, Supply | None] = {}
+        errors: dict[int, BaseException] = {}
+        for row in rows:
+            try:
+                found[row] = self._supply(row)
+            except Unstackable:
+                raise
+            except Exception as error:
+                errors[row] = error
+        if errors:
+            self._settle_now()
+            self._fail(errors)
+        return {row: supply for row, supply in found.items() if supply is not None and row in self._members}
+
+    def _has_supply(self) -> bool:
+        """Whether some row can run, or has input that raises; or there is nothing left to wait for."""
+        running = self._running()
+        try:
+            return not running or any(self._supply(row) is not None for row in running)
+        except Exception:
+            return True
 
     def _cursors(self) -> dict[int, Cursor]:
         return {row: member.cursor for row, member in self._members.items()}
 
-    def _advance(self, chunk: Chunk) -> None:
+    def _most_steps(self) -> int:
+        """How many steps fit the slice, as far as the session knows."""
+        if self.slice_s is None or not isinstance(self._session, FusedSession):
+            return MAX_CHUNK_STEPS
+        launch_s, _ = self._session.timing()
+        return min(MAX_CHUNK_STEPS, max(1, int(self.slice_s / launch_s))) if launch_s else MAX_CHUNK_STEPS
+
+    def _advance(self, chunk: Chunk) -> Iterator[Ready]:
         errors: Mapping[int, BaseException] = {}
         try:
             ticket = self._session.advance(chunk)
         except StepFailure as failure:
             ticket, errors = failure.ticket, failure.errors
-        steps = ticket.chunk.steps
+        done = ticket.chunk
         self._pending.append(ticket)
-        for row in chunk.rows:
-            self._members[row].cursor = self._members[row].cursor.advanced(self._members[row].course, steps)
-        self._emit(GroupAdvanced(self._group, steps * len(chunk.rows)))
-        ended = [self._members[row] for row in chunk.rows if self._members[row].cursor.batch == 0]
-        if errors or any(self._session.schedules or m.decides or m.through for m in ended):
-            self._settle()
-        elif len(self._pending) > _IN_FLIGHT:
-            self._settle(leave=_IN_FLIGHT)
-        self._fail(errors)
+        for row in done.rows:
+            member = self._members[row]
+            member.cursor = member.cursor.advanced(done.steps, row in done.ends)
+        self._emit(GroupAdvanced(self._group, done.steps * len(done.rows)))
+        self._report_input(done)
+        if errors:
+            self._settle_now()
+            self._fail(errors)
+        ended = [self._members[row] for row in done.ends if row in self._members]
+        waits = any(self._session.schedules or member.decides or member.through for member in ended)
+        yield from self._settle(leave=0 if waits else _IN_FLIGHT)
+        yield at_once
 
-    def _settle(self, leave: int = 0) -> None:
+    def _report_input(self, chunk: Chunk) -> None:
+        for row in chunk.rows:
+            if self._members[row].course.streamed and (found := self._session.depth(row)) is not None:
+                self._emit(BatchesRead(self._members[row].name, chunk.steps, *found))
+
+    def _settle(self, leave: int = 0) -> Iterator[Ready]:
         """Reads what the enqueued chunks computed, oldest first, and takes the decisions that hang on it.
 
         The last `leave` chunks stay enqueued: while nothing is decided the device runs on ahead of the books.
         """
         while len(self._pending) > leave:
+            if not self._session.done(self._pending[0]):
+                yield partial(self._session.done, self._pending[0])
             self._settle_one(self._pending.pop(0))
+
+    def _settle_now(self) -> None:
+        for _ in self._settle():
+            pass
 
     def _settle_one(self, ticket: Ticket) -> None:
         rows = [row for row in self._session.metrics(ticket) if row.row in self._members]
@@ -159,14 +225,7 @@ class Driver:
         for row in diverged:
             self._members[row].cursor = replace(self._members[row].cursor, step=self._members[row].steps)
         self._end(diverged, Outcome.DIVERGED)
-        batches = {
-            r: c.batch + ticket.chunk.steps
-            for r, c in zip(ticket.chunk.rows, ticket.chunk.cursors, strict=True)
-        }
-        self._end_epochs([row for row, at in batches.items() if self._ended(row, at)])
-
-    def _ended(self, row: int, batch: int) -> bool:
-        return row in self._members and batch == self._members[row].course.batches
+        self._end_epochs([row for row in ticket.chunk.ends if row in self._members])
 
     # Epochs
 
@@ -280,23 +339,24 @@ class Driver:
 
     # What only fused groups need
 
-    def _check_first_steps(self) -> None:
+    def _check_first_steps(self) -> Iterator[Ready]:
         if not isinstance(self._session, FusedSession):
             return
-        unchecked = self._courses()
-        while chunk := cut(unchecked, self._cursors(), max_steps=1):
-            checked = chunk.rows if self._check(chunk, _spread(chunk.rows, FIRST_CHECKED)) else ()
-            unchecked = {
-                row: course
-                for row, course in unchecked.items()
-                if row in self._members and row not in checked
-            }
+        unchecked = self._running()
+        while unchecked:
+            chunk = cut(self._supplies(unchecked), self._cursors(), max_steps=1)
+            if chunk is None:
+                yield self._has_supply
+            else:
+                checked = chunk.rows if self._check(chunk, _spread(chunk.rows, FIRST_CHECKED)) else ()
+                unchecked = [row for row in unchecked if row not in checked]
+            unchecked = [row for row in unchecked if row in self._members]
 
     def _check(self, chunk: Chunk, rows: Sequence[int]) -> bool:
         """Raises when a step differs. False when a row ended before it could be told: the chunk is cut anew."""
         if not isinstance(self._session, FusedSession):
             return True
-        self._settle()
+        self._settle_now()
         if not self._members.keys() >= set(chunk.rows):
             return False
         try:

@@ -1,6 +1,7 @@
 """Which strategy a candidate gets: an ordered list of small rules, each giving a strategy and the sentence that explains it.
 
-`in_turn` is the plain way: each job through its own session, one after another.
+`interleaved` jobs have a session each and share the device. `in_turn` is the plain way, only when asked for: each job through
+its own session, one after another.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from carpool.errors import FusionError, OptionError, sentence
 from carpool.planning.group import Candidate
 
-STRATEGIES = ("auto", "fused", "in_turn")
+STRATEGIES = ("auto", "fused", "interleaved", "in_turn")
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Choice:
 
 
 def _asked_for(candidate: Candidate, strategy: str) -> Choice | None:
-    if strategy == "in_turn":
-        return Choice("in_turn", 'strategy="in_turn" was asked for')
+    if strategy in ("interleaved", "in_turn"):
+        return Choice(strategy, f'strategy="{strategy}" was asked for')
     return None
 
 
@@ -35,9 +36,9 @@ def _cannot_stack(candidate: Candidate, strategy: str) -> Choice | None:
         names = ", ".join(repr(spec.name) for spec in candidate.specs[:3])
         raise FusionError(
             f"Cannot fuse {names}{', ...' if len(candidate.specs) > 3 else ''}: {candidate.refusal}. "
-            'Remedy: change that, or pass strategy="auto" to let them run in turn.'
+            'Remedy: change that, or pass strategy="auto" to let them run interleaved.'
         )
-    return Choice("in_turn", f"cannot be stacked: {candidate.refusal}")
+    return Choice("interleaved", f"cannot be stacked: {candidate.refusal}")
 
 
 def _alone(candidate: Candidate, strategy: str) -> Choice | None:
@@ -48,9 +49,9 @@ def _alone(candidate: Candidate, strategy: str) -> Choice | None:
     if strategy == "fused":
         raise FusionError(
             f"Cannot fuse {first.name!r}: no other job has its structure{why}. "
-            'Remedy: align the structures, or pass strategy="auto" to let it run in turn.'
+            'Remedy: align the structures, or pass strategy="auto" to let it run interleaved.'
         )
-    return Choice("in_turn", f"no other job has its structure{why}")
+    return Choice("interleaved", f"no other job has its structure{why}")
 
 
 def _stack(candidate: Candidate, strategy: str) -> Choice | None:

@@ -14,17 +14,31 @@ MAX_CHUNK_STEPS = 256  # bounds the hyper-parameter tables of a chunk, and how l
 
 
 @dataclass(frozen=True)
+class Supply:
+    """What a row can run next: `steps` batches of `size` samples. `ends`: its epoch ends with the last of them."""
+
+    size: int
+    steps: int
+    ends: bool
+
+
+@dataclass(frozen=True)
 class Course:
-    """What a row has to run: `epochs` passes over `length` samples in batches of `batch_size`."""
+    """What a row has to run: `epochs` passes over `length` samples in batches of `batch_size`.
+
+    When `streamed`, batches come as they come: the session says what is there (`Session.supply`), and length and batch
+    size are what is known of them beforehand, 0 for nothing.
+    """
 
     length: int
     batch_size: int
     epochs: int
+    streamed: bool = False
 
     @property
     def batches(self) -> int:
         """Batches in an epoch, the short last one included."""
-        return -(-self.length // self.batch_size)
+        return -(-self.length // max(1, self.batch_size))
 
     @property
     def steps(self) -> int:
@@ -38,6 +52,11 @@ class Course:
         """How many batches of the same size follow from this one within the epoch, itself included."""
         return self.length // self.batch_size - batch if self.size(batch) == self.batch_size else 1
 
+    def supply(self, batch: int) -> Supply:
+        """What can be run from this batch on, of data that is all there."""
+        steps = self.alike(batch)
+        return Supply(self.size(batch), steps, batch + steps == self.batches)
+
 
 @dataclass(frozen=True)
 class Cursor:
@@ -47,43 +66,54 @@ class Cursor:
     batch: int = 0
     step: int = 0
 
-    def advanced(self, course: Course, steps: int) -> Cursor:
-        """The cursor after `steps` more batches of the same epoch."""
-        batch = self.batch + steps
-        if batch == course.batches:
+    def advanced(self, steps: int, ended: bool) -> Cursor:
+        """The cursor after `steps` more batches; `ended` when the epoch ended with them."""
+        if ended:
             return Cursor(self.epoch + 1, 0, self.step + steps)
-        return Cursor(self.epoch, batch, self.step + steps)
+        return Cursor(self.epoch, self.batch + steps, self.step + steps)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """`steps` launches of `size` samples for these rows, each from its own cursor."""
+    """`steps` launches of `size` samples for these rows, each from its own cursor; rows in `ends` end an epoch."""
 
     rows: tuple[int, ...]
     cursors: tuple[Cursor, ...]
     size: int
     steps: int
+    ends: tuple[int, ...] = ()
+
+    def shortened(self, steps: int) -> Chunk:
+        """The chunk's first so many steps, which end no epoch."""
+        return self if steps == self.steps else Chunk(self.rows, self.cursors, self.size, steps)
 
 
-def cut(courses: Mapping[int, Course], cursors: Mapping[int, Cursor], max_steps: int) -> Chunk | None:
-    """The next chunk for the rows in `courses`, or None when all have ended.
+def supplies(courses: Mapping[int, Course], cursors: Mapping[int, Cursor]) -> dict[int, Supply]:
+    """What each row that has not ended can run next, of data that is all there."""
+    return {
+        row: course.supply(cursors[row].batch)
+        for row, course in courses.items()
+        if cursors[row].epoch < course.epochs and course.length
+    }
+
+
+def cut(supplied: Mapping[int, Supply], cursors: Mapping[int, Cursor], max_steps: int) -> Chunk | None:
+    """The next chunk for the rows that have something to run, or None when there are none.
 
     The rows furthest behind in epochs decide the shape, full batches before tails, so that rows of unequal
     length stay together epoch by epoch.
 
-    >>> courses = {0: Course(length=10, batch_size=4, epochs=1), 1: Course(length=8, batch_size=4, epochs=1)}
-    >>> cut(courses, {0: Cursor(), 1: Cursor()}, max_steps=100)
-    Chunk(rows=(0, 1), cursors=(Cursor(epoch=0, batch=0, step=0), Cursor(epoch=0, batch=0, step=0)), size=4, steps=2)
+    >>> cut({0: Supply(4, 2, ends=False), 1: Supply(4, 2, ends=True)}, {0: Cursor(), 1: Cursor()}, max_steps=100)
+    Chunk(rows=(0, 1), cursors=(Cursor(epoch=0, batch=0, step=0), Cursor(epoch=0, batch=0, step=0)), size=4, steps=2, ends=(1,))
     """
-    running = [row for row, course in courses.items() if cursors[row].epoch < course.epochs]
-    if not running:
+    if not supplied:
         return None
-    sizes = {row: courses[row].size(cursors[row].batch) for row in running}
-    behind = min(cursors[row].epoch for row in running)
-    size = max(sizes[row] for row in running if cursors[row].epoch == behind)
-    rows = tuple(row for row in running if sizes[row] == size)
-    steps = min(max_steps, *(courses[row].alike(cursors[row].batch) for row in rows))
-    return Chunk(rows, tuple(cursors[row] for row in rows), size, steps)
+    behind = min(cursors[row].epoch for row in supplied)
+    size = max(supply.size for row, supply in supplied.items() if cursors[row].epoch == behind)
+    rows = tuple(row for row, supply in supplied.items() if supply.size == size)
+    steps = min(max_steps, *(supplied[row].steps for row in rows))
+    ends = tuple(row for row in rows if supplied[row].ends and supplied[row].steps == steps)
+    return Chunk(rows, tuple(cursors[row] for row in rows), size, steps, ends)
 
 
 @dataclass(frozen=True)
@@ -106,9 +136,9 @@ def launches(courses: Sequence[Course]) -> Launches:
     cursors = dict.fromkeys(indexed, Cursor())
     by_size: dict[int, int] = {}
     useful = 0
-    while chunk := cut(indexed, cursors, max_steps=1 << 30):
+    while chunk := cut(supplies(indexed, cursors), cursors, max_steps=1 << 30):
         by_size[chunk.size] = by_size.get(chunk.size, 0) + chunk.steps
         for row in chunk.rows:
             useful += chunk.steps * kinds[indexed[row]]
-            cursors[row] = cursors[row].advanced(indexed[row], chunk.steps)
+            cursors[row] = cursors[row].advanced(chunk.steps, row in chunk.ends)
     return Launches(by_size, useful, sum(by_size.values()) * len(courses))

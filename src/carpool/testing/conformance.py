@@ -157,7 +157,7 @@ class AdapterConformance:
     def test_fuses_what_the_list_says_any_model(self, model: str) -> None:
         plan = carpool.plan(self.jobs(model, self.optimizers[0], self.schedulers[0]), device=self.device)
         strategies = {group.strategy for group in plan.groups}
-        assert strategies == ({"fused"} if model in self.fuses else {"in_turn"}), plan.explain()
+        assert strategies == ({"fused"} if model in self.fuses else {"interleaved"}), plan.explain()
 
     def test_random_layers_equal_the_job_alone(self, model: str) -> None:
         together = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0]), strategy="fused")

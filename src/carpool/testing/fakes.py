@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ class _Scripted:
             at = self._rows[row].steps
             assert at == cursor.step or not self._rows[row].alive, f"row {row} stands at {at}, sent {cursor}"
         errors, done = self._failures(chunk)
-        ticket = self._run(replace(chunk, steps=done))
+        ticket = self._run(chunk.shortened(done))
         if errors:
             raise StepFailure(ticket, errors)
         return ticket
@@ -242,7 +242,7 @@ class FakeFusedSession(_Scripted, FusedSession):
         scripts = {row: self._rows[row].script for row in rows}
         errors = {r: s.error for r, s in scripts.items() if s.check_raises_at == self._rows[r].steps}
         if errors:
-            raise StepFailure(Ticket(replace(chunk, steps=0), ()), errors)
+            raise StepFailure(Ticket(chunk.shortened(0), ()), errors)
         mismatch = self._mismatches.pop(0) if len(self._mismatches) > 1 else self._mismatches[0]
         return Check(len(rows), 0.0 if mismatch is None else 1.0, mismatch)
 
@@ -352,7 +352,7 @@ class FakeAdapter(Adapter):
             str(job.name), self.name, (("model", job.model),), course, state_bytes=4, step_bytes=6
         )
 
-    def open(self, job: Job, device: str) -> FakeSession:
+    def open(self, job: Job, device: str, plain: bool = False) -> FakeSession:
         if (error := self._solo_errors.get(str(job.name))) is not None:
             raise error
         session = FakeSession(self.script(job))

@@ -153,4 +153,4 @@ def test_a_wrong_number_is_refused(n: Any):
 
 
 def test_an_update_falls_on_every_nth_batch_and_on_the_last():
-    assert [updates_at(batch, 4, 3) for batch in range(4)] == [False, False, True, True]
+    assert [updates_at(batch, batch == 3, 3) for batch in range(4)] == [False, False, True, True]

@@ -75,6 +75,7 @@ def by_hand(make: Any, seed: int, every: str | None = None, frequency: int = 1) 
     torch.manual_seed(seed)
     model = make()
     made = model.configure_optimizers()
+    scheduler: Any
     optimizer, scheduler = made if every else (made, None)
     turns = 0
     for epoch in range(3):
@@ -216,18 +217,18 @@ class Manual(lightning.LightningModule):
         self.a, self.b = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
 
     def training_step(self, batch, batch_idx):
-        first, second = self.optimizers()
+        first, second = self.optimizers()  # type: ignore[misc]
         for layer, optimizer, name in ((self.a, first, "a_loss"), (self.b, second, "b_loss")):
             self.toggle_optimizer(optimizer)
             loss = F.cross_entropy(layer(batch[0]), batch[1])
             optimizer.zero_grad()
             self.manual_backward(loss)
-            self.clip_gradients(optimizer, gradient_clip_val=0.5)
+            self.clip_gradients(optimizer, gradient_clip_val=0.5)  # type: ignore[arg-type]
             optimizer.step()
             self.untoggle_optimizer(optimizer)
             self.log(name, loss)
         if batch_idx == 3:
-            self.lr_schedulers().step()
+            self.lr_schedulers().step()  # type: ignore[union-attr,call-arg]
 
     def configure_optimizers(self):
         first, second = sgd(self.a.parameters()), torch.optim.Adam(self.b.parameters(), lr=1e-2)
@@ -279,7 +280,7 @@ class Sometimes(Lit):
 
 
 class Silent(Lit):
-    def training_step(self, batch, batch_idx):
+    def training_step(self, batch, batch_idx) -> Any:
         return None
 
 

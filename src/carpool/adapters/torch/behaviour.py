@@ -60,4 +60,4 @@ def _optimizer_signature(built: Built) -> list[tuple[str, Hashable]]:
 
 def _data_signature(word: str, arrays: Arrays) -> list[tuple[str, Hashable]]:
     shapes = [(f"{word}[{i}]=", (tuple(t.shape[1:]), str(t.dtype))) for i, t in enumerate(arrays.tensors)]
-    return [(f"{word}=", str(arrays.nest)), *shapes]
+    return [(f"{word}=", (type(arrays).__name__.lower(), str(arrays.nest))), *shapes]

@@ -341,7 +341,7 @@ def build_data(job: Job, data: Any, index: Any, word: str) -> Arrays:
     if len(set(lengths)) > 1:
         raise DataError(says(job, f"arrays of one length as {word}", f"lengths {lengths}", "align x and y"))
     flat = type(data) is tuple and len(data) == len(leaves)
-    arrays = Arrays(tensors, nest, _index(job, index, lengths[0]), flat)
+    arrays = Arrays(tensors, nest, make_index(job, index, lengths[0]), flat)
     if arrays.length == 0:
         raise DataError(
             says(job, f"at least one sample as {word}", "0", "pass more data, or leave the job out")
@@ -364,7 +364,8 @@ def _tensor(job: Job, leaf: Any, word: str) -> torch.Tensor:
     return leaf.detach()
 
 
-def _index(job: Job, index: Any, length: int) -> torch.Tensor | None:
+def make_index(job: Job, index: Any, length: int) -> torch.Tensor | None:
+    """The positions that a job reads, checked; None for all of them."""
     if index is None:
         return None
     view = torch.as_tensor(np.asarray(index)).reshape(-1)

@@ -7,29 +7,30 @@ from collections.abc import Mapping
 import numpy as np
 
 from carpool.adapters.torch.build import Built
-from carpool.planning.cursor import Chunk, Course
+from carpool.planning.cursor import Chunk
 
 
-def updates_at(batch: int, batches: int, accumulate: int) -> bool:
-    """Whether the gradients gathered so far are applied at this batch of an epoch that has so many.
+def updates_at(batch: int, last: bool, accumulate: int) -> bool:
+    """Whether the gradients gathered so far are applied at this batch of an epoch, which may be its last.
 
-    >>> [updates_at(batch, 5, accumulate=2) for batch in range(5)]
+    >>> [updates_at(batch, batch == 4, accumulate=2) for batch in range(5)]
     [False, True, False, True, True]
     """
-    return (batch + 1) % accumulate == 0 or batch + 1 == batches
+    return last or (batch + 1) % accumulate == 0
 
 
-def due_at(built: Built, course: Course, batch: int, step: int) -> tuple[bool, ...]:
-    """Which phases' optimizers update at a batch of an epoch, which is such a step of the whole run."""
-    ready = updates_at(batch, course.batches, built.job.accumulate)
-    return tuple(ready and step % phase.every == 0 for phase in built.phases)
+def due_at(built: Built, chunk: Chunk, place: int, ahead: int) -> tuple[bool, ...]:
+    """Which phases' optimizers update at a step of a chunk, for the member at this place in it."""
+    cursor = chunk.cursors[place]
+    last = ahead == chunk.steps - 1 and chunk.rows[place] in chunk.ends
+    ready = updates_at(cursor.batch + ahead, last, built.job.accumulate)
+    return tuple(ready and (cursor.step + ahead) % phase.every == 0 for phase in built.phases)
 
 
-def due(chunk: Chunk, members: Mapping[int, tuple[Built, Course]], width: int) -> np.ndarray:
+def due(chunk: Chunk, members: Mapping[int, Built], width: int) -> np.ndarray:
     """Which rows' optimizers update at which of the chunk's steps: [steps, members, phases]."""
-    phases = max(len(built.phases) for built, _ in members.values())
+    phases = max(len(built.phases) for built in members.values())
     made = np.zeros((chunk.steps, width, phases), dtype=bool)
-    for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
-        built, course = members[row]
-        made[:, row] = [due_at(built, course, cursor.batch + i, cursor.step + i) for i in range(chunk.steps)]
+    for place, row in enumerate(chunk.rows):
+        made[:, row] = [due_at(members[row], chunk, place, ahead) for ahead in range(chunk.steps)]
     return made

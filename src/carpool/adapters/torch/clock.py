@@ -1,11 +1,30 @@
-"""Time and readings on a device the host runs ahead of: events on a GPU, the host's own clock and memory elsewhere."""
+"""Streams, time and readings on a device the host runs ahead of; on a CPU the host's own clock and memory."""
 
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
+
+
+class Stream:
+    """A stream of a session's own. What was enqueued before it was made happens before anything on it."""
+
+    def __init__(self, device: str, priority: int = 0) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        if device.startswith("cuda"):
+            self._stream = torch.cuda.Stream(device, priority=-1 if priority > 0 else 0)
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    def turn(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def drain(self) -> None:
+        """Waits for everything enqueued: what it uses may be given back after that."""
+        if self._stream is not None:
+            self._stream.synchronize()
 
 
 class Clock:
@@ -44,6 +63,10 @@ class Receipt:
             self._host.copy_(tensor, non_blocking=True)
             self._there = torch.cuda.Event()
             self._there.record()
+
+    def done(self) -> bool:
+        """Whether reading would not wait."""
+        return self._there is None or self._there.query()
 
     def read(self) -> np.ndarray:
         if self._there is not None:

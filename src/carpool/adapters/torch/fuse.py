@@ -14,12 +14,14 @@ from torch.optim import Optimizer
 from carpool.adapters.base import Fuser, Prepared
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.build import Built
-from carpool.adapters.torch.fused import StackedSession
+from carpool.adapters.torch.fused import StackedSession, make_window
 from carpool.adapters.torch.layout import make_layout
 from carpool.adapters.torch.probe import Probe, blame
 from carpool.adapters.torch.program import trace_only
 from carpool.adapters.torch.stacked import PhaseRecipe, Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
+from carpool.adapters.torch.streams import Streamed
+from carpool.adapters.torch.window import Window
 from carpool.job import Job
 from carpool.kernels.updates import UPDATES
 from carpool.planning.cursor import Course
@@ -50,7 +52,12 @@ class TorchFuser(Fuser):
     def refusal(self, jobs: Sequence[Job]) -> str | None:
         known = [self._known(job) for job in jobs]
         first = known[0]
-        reason = first.probe.failure or _phases_refusal(first) or _parameter_refusal(first)
+        reason = (
+            _stream_refusal(first)
+            or first.probe.failure
+            or _phases_refusal(first)
+            or _parameter_refusal(first)
+        )
         for member in known:
             reason = reason or _state_refusal(member)
         return reason or self._trace_refusal(known)
@@ -58,10 +65,10 @@ class TorchFuser(Fuser):
     def _trace_refusal(self, known: Sequence[Known]) -> str | None:
         """Traces the step at the width it would run at; the trace is remembered for `open`."""
         first, device = known[0], self._device()
-        size = min(first.course.batch_size, first.course.length)
+        size = min(first.course.batch_size, first.built.data.length)
         recipe = make_recipe(first)
-        pool = Pool([member.built.data for member in known])
-        longest = max(member.course.length for member in known)
+        held = make_window(known) or Pool([member.built.data for member in known])
+        longest = held.length if isinstance(held, Window) else max(member.course.length for member in known)
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 tensors = stack.state_tensors(
@@ -70,13 +77,15 @@ class TorchFuser(Fuser):
                 tensors |= stack.feed_tensors(
                     recipe.layout, first.built, len(known), len(recipe.values), device
                 )
-                tensors |= stack.empty_data(pool, len(known), longest, device)
+                tensors |= stack.empty_data(held.shapes(), len(known), longest, device)
             trace_only(train_step(recipe, size), tensors, ("train", first.signature, size))
         except Exception as error:
             return blame(error)
         return None
 
-    def open(self, jobs: Sequence[Job], width: int, device: str, prepared: Prepared) -> StackedSession:
+    def open(
+        self, jobs: Sequence[Job], width: int, device: str, prepared: Prepared = lambda *_: None
+    ) -> StackedSession:
         known = [self._known(job) for job in jobs]
         return StackedSession(
             make_recipe(known[0]), known, width, device, self._store, self._compile, prepared, self._known
@@ -101,7 +110,6 @@ def make_recipe(known: Known) -> Recipe:
         clips=known.built.job.clip_norm is not None,
         accumulate=known.built.job.accumulate,
         precision=known.built.job.precision,
-        batch_size=known.built.job.batch_size,
     )
 
 
@@ -120,6 +128,11 @@ def _emptied(model: nn.Module) -> nn.Module:
             if buffer is not None:
                 module._buffers[name] = empty.setdefault(id(buffer), buffer.to("meta"))
     return model
+
+
+def _stream_refusal(known: Known) -> str | None:
+    data = known.built.data
+    return f"its batches hold {data.foreign}" if isinstance(data, Streamed) and data.foreign else None
 
 
 def _phases_refusal(known: Known) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,15 +16,17 @@ from carpool.adapters.torch import cadence, stack
 from carpool.adapters.torch.absorb import restore_into
 from carpool.adapters.torch.behaviour import job_signature
 from carpool.adapters.torch.check import Case, compare, solo_step, try_step
-from carpool.adapters.torch.clock import Clock, Receipt
+from carpool.adapters.torch.clock import Clock, Receipt, Stream
 from carpool.adapters.torch.hypers import Ahead, Hypers, columns
 from carpool.adapters.torch.orders import Orders
 from carpool.adapters.torch.program import Program, compile_guess_s
 from carpool.adapters.torch.stacked import Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
+from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.validation import Validation
+from carpool.adapters.torch.window import Window
 from carpool.job import Job
-from carpool.planning.cursor import Chunk, Cursor, launches
+from carpool.planning.cursor import Chunk, Cursor, Supply, launches
 from carpool.planning.widths import worth_compiling
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class StackedSession(FusedSession):
         self.width, self._device, self._store = width, device, store
         self._compile, self._prepared, self._lookup = compile, prepared, lookup
         self._pool = Pool([member.built.data for member in known])
+        self._window = make_window(known)
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
         self.schedules = _has_timers(known)
         self._programs: dict[tuple[str, int], Program] = {}
@@ -60,13 +63,17 @@ class StackedSession(FusedSession):
         self._dead: set[int] = set()
         self._versions: dict[int, list[int]] = {}
         self._peak_bytes: int | None = None
-        self._launch_s = 0.0
+        self._launch_s = self._busy_s = 0.0
         self._tensors = self._allocated(known)
         self._orders = Orders(self._tensors["order"], self._tensors["seeds"])
         self._validation = self._validated()
         self._fill(range(len(known)), [stack.initial_states(member.built) for member in known])
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats(device)
+        self._stream = Stream(device, max(member.built.job.priority for member in known))
+
+    def turn(self) -> AbstractContextManager[object]:
+        return self._stream.turn()
 
     # Opening
 
@@ -77,8 +84,12 @@ class StackedSession(FusedSession):
         tensors |= stack.feed_tensors(
             self._layout, self._first.built, self.width, len(self._recipe.values), self._device
         )
-        arrays = self._pool.arrays(self._store, self._device)
-        longest = max(member.course.length for member in known)
+        if self._window is not None:
+            arrays, longest = self._window.arrays(self._device), self._window.length
+            self._window.open(max(member.course.epochs for member in known))
+        else:
+            arrays = self._pool.arrays(self._store, self._device)
+            longest = max(member.course.length for member in known)
         order = torch.zeros(self.width, longest, dtype=torch.int32, device=self._device)
         return tensors | {f"data:{i}": array for i, array in enumerate(arrays)} | {"order": order}
 
@@ -94,7 +105,10 @@ class StackedSession(FusedSession):
         for row in rows:
             built = self._member(row).built
             self._versions[row] = _versions(built.model)
-            self._orders.set(row, self._pool.positions(built.data), built.job.shuffle)
+            if self._window is not None and isinstance(built.data, Streamed):
+                self._orders.set(row, self._window.positions(built.data), False)
+            else:
+                self._orders.set(row, self._pool.positions(built.data), built.job.shuffle)
 
     def _member(self, row: int) -> Known:
         member = self._known[row]
@@ -103,12 +117,24 @@ class StackedSession(FusedSession):
 
     # Training
 
+    def supply(self, row: int) -> Supply | None:
+        assert self._window is not None, "only streams are asked for their supply"
+        return self._window.supply(self._stream_of(row))
+
+    def depth(self, row: int) -> tuple[int, int] | None:
+        return self._window.depth(self._stream_of(row)) if self._window is not None else None
+
+    def _stream_of(self, row: int) -> Streamed:
+        data = self._member(row).built.data
+        assert isinstance(data, Streamed)
+        return data
+
     def advance(self, chunk: Chunk) -> Ticket:
         ahead = self._hypers.ahead(chunk.rows, self._due(chunk))
-        self._feed(chunk)
+        self._feed(chunk, chunk.steps)
         self._lay(ahead)
         if ahead.errors:
-            raise StepFailure(self._ticket(_shorter(chunk, 0), ahead), ahead.errors)
+            raise StepFailure(self._ticket(chunk.shortened(0), ahead), ahead.errors)
         clock = Clock(self._device)
         try:
             program = self._train_program(chunk.size)
@@ -116,11 +142,11 @@ class StackedSession(FusedSession):
             program.run(chunk.steps)
         except Exception as error:
             raise self._failure(chunk, ahead, error) from error
+        self._used(chunk, chunk.steps)
         return self._ticket(chunk, ahead, clock.stop())
 
     def _due(self, chunk: Chunk) -> np.ndarray:
-        members = {row: self._member(row) for row in chunk.rows}
-        return cadence.due(chunk, {row: (m.built, m.course) for row, m in members.items()}, self.width)
+        return cadence.due(chunk, {row: self._member(row).built for row in chunk.rows}, self.width)
 
     def _lay(self, ahead: Ahead) -> None:
         """Lays the table of a chunk: which rows update at which step, and with which scalars."""
@@ -130,19 +156,33 @@ class StackedSession(FusedSession):
         feed["table"][:steps] = table.to(feed["table"].dtype)
         feed["due"][:steps] = due
 
-    def _feed(self, chunk: Chunk) -> None:
+    def _feed(self, chunk: Chunk, steps: int) -> None:
         """Tells the device what the chunk is."""
         self._orders.lay(chunk)
+        if self._window is not None:
+            arrays = [tensor for name, tensor in self._tensors.items() if name.startswith("data:")]
+            self._window.lay([self._stream_of(row) for row in chunk.rows], steps, arrays)
         index = torch.tensor(chunk.rows, device=self._device)
         feed = self._tensors
-        starts = [cursor.batch * self._first.course.batch_size for cursor in chunk.cursors]
+        starts = [self._start(cursor, 0, chunk.size) for cursor in chunk.cursors]
         stack.activate(feed, index, starts)
+        feed["batch"][index] = torch.tensor([cursor.batch for cursor in chunk.cursors], device=self._device)
         steps_taken = torch.tensor([cursor.step for cursor in chunk.cursors], device=self._device)
         feed["steps"][index] = torch.where(feed["alive"][index], steps_taken, feed["steps"][index])
         if self._recipe.clips:
             feed["clip"].copy_(self._hypers.clip())
         for name in ("k", "sums", "taken"):
             feed[name].zero_()
+
+    def _start(self, cursor: Cursor, ahead: int, size: int) -> int:
+        """Where in a row's order the batch lies that comes so many after the cursor's."""
+        if self._window is not None:
+            return ahead * size
+        return (cursor.batch + ahead) * self._first.course.batch_size
+
+    def _used(self, chunk: Chunk, steps: int) -> None:
+        if self._window is not None:
+            self._window.take([self._stream_of(row) for row in chunk.rows], steps)
 
     def _ticket(self, chunk: Chunk, ahead: Ahead, clock: Clock | None = None) -> Ticket:
         shown = [
@@ -151,11 +191,19 @@ class StackedSession(FusedSession):
         self._peak_bytes = None
         return Ticket(chunk, (Receipt(torch.cat(shown, 1)), ahead, clock))
 
+    def done(self, ticket: Ticket) -> bool:
+        return ticket.payload[0].done()
+
+    def busy_s(self) -> float:
+        return self._busy_s
+
     def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
         receipt, ahead, clock = ticket.payload
         shown: np.ndarray = receipt.read()
         if clock is not None:
-            self._launch_s = clock.seconds() / ticket.chunk.steps
+            seconds = clock.seconds()
+            self._busy_s += seconds
+            self._launch_s = seconds / ticket.chunk.steps
         rows = []
         for row in ticket.chunk.rows:
             steps, alive = int(shown[row, -2]), bool(shown[row, -1])
@@ -171,23 +219,23 @@ class StackedSession(FusedSession):
         done = int(self._tensors["k"])
         errors: dict[int, BaseException] = {}
         for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
-            now = replace(cursor, batch=cursor.batch + done, step=cursor.step + done)
-            if (own := try_step(self._recipe, self._case(row, now, chunk.size))) is not None:
+            if (own := try_step(self._recipe, self._case(row, cursor, done, chunk.size))) is not None:
                 errors[row] = own
         if not errors:
             return error
         for row in chunk.rows:
             self._hypers.rewind(row, done, ahead)
-        return StepFailure(self._ticket(_shorter(chunk, done), ahead), errors)
+        self._used(chunk, done)
+        return StepFailure(self._ticket(chunk.shortened(done), ahead), errors)
 
-    def _case(self, row: int, cursor: Cursor, size: int) -> Case:
-        """One row's step alone: its own model, its tensors and its batch."""
-        start = cursor.batch * self._first.course.batch_size
+    def _case(self, row: int, cursor: Cursor, ahead: int, size: int) -> Case:
+        """One row's step alone, so many after the cursor's: its own model, its tensors and its batch."""
+        start, step = self._start(cursor, ahead, size), cursor.step + ahead
         index = self._tensors["order"][row, start : start + size].to(torch.int64)
         data = [tensor[index] for name, tensor in self._tensors.items() if name.startswith("data:")]
         own = {name: tensor[row].clone() for name, tensor in self._tensors.items() if stack.is_state(name)}
         counts = own["updates"].cpu().numpy()
-        return Case(self._member(row).built, own, data, counts, cursor.step, cursor.batch)
+        return Case(self._member(row).built, own, data, counts, step, cursor.batch + ahead)
 
     def _train_program(self, size: int) -> Program:
         return self._program("train", size, lambda: train_step(self._recipe, size), self._tensors)
@@ -251,11 +299,11 @@ class StackedSession(FusedSession):
     # Checking
 
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
-        self._feed(chunk)
+        self._feed(chunk, steps=1)
         # Every row and phase updates in the step that is checked, also where it would only gather or sit out.
         self._lay(Ahead(self._hypers.now(), np.ones((1, self.width, len(self._recipe.phases)), dtype=bool)))
         cursors = dict(zip(chunk.rows, chunk.cursors, strict=True))
-        cases = {row: self._case(row, cursors[row], chunk.size) for row in rows}
+        cases = {row: self._case(row, cursors[row], 0, chunk.size) for row in rows}
         before = {
             name: self._tensors[name].clone()
             for name in self._tensors
@@ -269,7 +317,7 @@ class StackedSession(FusedSession):
             except Exception as error:
                 errors[row] = error
         if errors:
-            raise StepFailure(self._ticket(_shorter(chunk, 0), Ahead(self._hypers.now())), errors)
+            raise StepFailure(self._ticket(chunk.shortened(0), Ahead(self._hypers.now())), errors)
         self._train_program(chunk.size).run(1)
         together = {name: self._tensors[name].clone() for name in (*before, "sums")}
         for name, tensor in before.items():
@@ -298,6 +346,8 @@ class StackedSession(FusedSession):
 
     def join(self, row: int, job: Job, state: JobState | None = None) -> None:
         known = self._lookup(job)
+        if self._window is not None:
+            raise ValueError(f"{job.name!r} cannot join a group whose streams have begun")
         if self._known[row] is not None:
             raise ValueError(
                 f"row {row} is taken by {self._member(row).built.job.name!r}; let it leave first"
@@ -381,9 +431,18 @@ class StackedSession(FusedSession):
         return self._peak_bytes
 
     def close(self) -> None:
+        self._stream.drain()
+        if self._window is not None:
+            self._window.close()
         self._programs, self._tensors, self._best, self._validation = {}, {}, {}, None
         if self._device.startswith("cuda"):
             torch.cuda.empty_cache()
+
+
+def make_window(known: Sequence[Known]) -> Window | None:
+    """The window of a group whose data is streamed."""
+    streams = [member.built.data for member in known if isinstance(member.built.data, Streamed)]
+    return Window(streams) if streams else None
 
 
 def _has_timers(known: Sequence[Known]) -> bool:
@@ -393,7 +452,3 @@ def _has_timers(known: Sequence[Known]) -> bool:
 def _versions(model: nn.Module) -> list[int]:
     """Torch's own counts of writes into each tensor of a model."""
     return [tensor._version for tensor in (*model.parameters(), *model.buffers())]
-
-
-def _shorter(chunk: Chunk, steps: int) -> Chunk:
-    return Chunk(chunk.rows, chunk.cursors, chunk.size, steps)

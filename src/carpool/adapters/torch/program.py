@@ -64,6 +64,7 @@ class Program:
         self._ready = _remembered((key, _shapes(tensors), _flags()), lambda: _trace(step, tensors))
         self._call = self._ready.best
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
         self.prepare_s = time.perf_counter() - started
 
     @property
@@ -119,7 +120,9 @@ class Program:
             self._idle(self._call)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.autocast("cuda", enabled=False), torch.cuda.graph(graph):
+        # Other threads may copy batches meanwhile. Replays of one program follow one another, so they share a pool.
+        capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        with torch.autocast("cuda", enabled=False), capture:
             for _ in range(steps):
                 self._call(*self._inputs)
         return graph
@@ -134,7 +137,7 @@ class Program:
             with torch.autocast(self._device.type, enabled=False):
                 call(*self._inputs)
             if self._device.type == "cuda":
-                torch.cuda.synchronize()
+                torch.cuda.current_stream().synchronize()
         finally:
             active.copy_(before)
             counter.copy_(at)

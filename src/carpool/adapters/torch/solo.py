@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,12 +16,16 @@ from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Tic
 from carpool.adapters.torch.absorb import absorb_into, group_options, scheduler_state, slots_by_key
 from carpool.adapters.torch.build import Arrays, Built, ManualStep, reseed, seeded
 from carpool.adapters.torch.cadence import due_at
+from carpool.adapters.torch.clock import Stream
+from carpool.adapters.torch.inputs import inputs_of
 from carpool.adapters.torch.phases import combined
 from carpool.adapters.torch.precision import untouched
 from carpool.adapters.torch.stacked import evaluation_step
-from carpool.adapters.torch.store import Store, shuffled
+from carpool.adapters.torch.store import Store
 from carpool.kernels.random import Keyed
-from carpool.planning.cursor import Chunk, Course, Cursor
+from carpool.planning.cursor import Chunk, Course, Cursor, Supply
+
+_SLICE_S = 0.05  # how long a chunk may take: whoever shares the device waits for it
 
 
 class SoloSession(Session):
@@ -31,10 +36,9 @@ class SoloSession(Session):
         self._kind = torch.device(device).type
         self._homes = _homes(built.model)
         self._home = vars(built.model).get("_device")  # where a LightningModule says that it is
-        self._data = [store.on(device, tensor) for tensor in built.data.tensors]
+        self._inputs = inputs_of(built, device, store)
         held = built.validation.tensors if built.validation else ()
         self._validation = [store.on(device, tensor) for tensor in held]
-        self._order: tuple[int, torch.Tensor] | None = None
         self._best: dict[str, torch.Tensor] = {}
         self._steps = 0
         self._shown: dict[int, dict[str, float]] = {}
@@ -45,36 +49,52 @@ class SoloSession(Session):
         _move(built, device)
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats(device)
+        self._stream = Stream(device, built.job.priority)
+
+    def turn(self) -> AbstractContextManager[object]:
+        return self._stream.turn()
+
+    def supply(self, row: int) -> Supply | None:
+        return self._inputs.supply()
+
+    def depth(self, row: int) -> tuple[int, int] | None:
+        return self._inputs.depth()
 
     def advance(self, chunk: Chunk) -> Ticket:
-        cursor = chunk.cursors[0]
+        """Runs the chunk's steps, or as many as fit the slice."""
         totals: dict[str, float] = {}
         if self._diverged:
             return Ticket(chunk, (totals, 0, True))
+        done, error = 0, None
         with seeded(self._built.job.seed), untouched(self._built.job.precision, self._kind):
-            for step in range(chunk.steps):
+            enough = time.perf_counter() + _SLICE_S
+            while done < chunk.steps and not (done and time.perf_counter() > enough):
                 try:
-                    values = self._step(cursor.epoch, cursor.batch + step, cursor.step + step, chunk.size)
-                except Exception as error:
-                    done = Chunk(chunk.rows, chunk.cursors, chunk.size, step)
-                    raise StepFailure(Ticket(done, (totals, step, False)), {0: error}) from error
+                    values = self._step(chunk, done)
+                except Exception as raised:
+                    error = raised
+                    break
                 if values is None:
                     self._diverged = True
-                    return Ticket(chunk, (totals, step, True))
+                    return Ticket(chunk, (totals, done, True))
                 for name, value in values.items():
                     totals[name] = totals.get(name, 0.0) + value * chunk.size
-        return Ticket(chunk, (totals, chunk.steps, False))
+                done += 1
+        self._inputs.take(done)
+        ticket = Ticket(chunk.shortened(done), (totals, done, False))
+        if error is not None:
+            raise StepFailure(ticket, {0: error}) from error
+        return ticket
 
-    def _step(self, epoch: int, batch: int, step: int, size: int) -> dict[str, float] | None:
+    def _step(self, chunk: Chunk, ahead: int) -> dict[str, float] | None:
         """One step's values; None when the loss is not finite, and then nothing has changed."""
-        built = self._built
-        start = batch * self._course.batch_size
-        index = self._positions(epoch)[start : start + size]
-        inputs = built.data.batch([tensor[index] for tensor in self._data])
+        built, cursor = self._built, chunk.cursors[0]
+        step, batch = cursor.step + ahead, cursor.batch + ahead
+        inputs = self._inputs.batch(cursor, ahead, chunk.size)
         reseed(built.seed * 1_000_003 + step)  # for operators that are not keyed
         if built.manual is not None:
             return self._take_manually(built.manual, inputs, batch, step)
-        due = due_at(built, self._course, batch, step)
+        due = due_at(built, chunk, 0, ahead)
         for number, phase in enumerate(built.phases):
             if step % phase.every == 0:
                 values = self._take_phase(number, inputs, batch, step, due[number])
@@ -118,17 +138,6 @@ class SoloSession(Session):
                 )
             phase.optimizer.step()
         return {name: value.item() for name, value in values.items()}
-
-    def _positions(self, epoch: int) -> torch.Tensor:
-        if self._order is None or self._order[0] != epoch:
-            data = self._built.data
-            places = data.index if data.index is not None else torch.arange(data.length)
-            places = places.to(self._device)
-            if self._built.job.shuffle:
-                seed = torch.tensor([self._built.seed], device=self._device)
-                places = shuffled(places[None], seed, torch.tensor([epoch], device=self._device))[0]
-            self._order = (epoch, places)
-        return self._order[1]
 
     def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
         totals, steps, diverged = ticket.payload
@@ -184,6 +193,7 @@ class SoloSession(Session):
         return torch.cuda.max_memory_allocated(self._device) if self._device.startswith("cuda") else None
 
     def close(self) -> None:
+        self._stream.drain()
         for phase in self._built.phases:
             phase.optimizer.zero_grad(set_to_none=True)
         for name, tensor in _leaves(self._built.model).items():
@@ -191,7 +201,8 @@ class SoloSession(Session):
         if self._home is not None:
             vars(self._built.model)["_device"] = self._home
         _follow(self._built)
-        self._data, self._validation, self._order, self._best = [], [], None, {}
+        self._inputs.close()
+        self._validation, self._best = [], {}
         if self._device.startswith("cuda"):
             torch.cuda.empty_cache()
 

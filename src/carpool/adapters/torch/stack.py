@@ -12,7 +12,6 @@ from carpool.adapters.base import JobState
 from carpool.adapters.torch.absorb import group_options, scheduler_state, slots_by_key
 from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.layout import Layout
-from carpool.adapters.torch.store import Pool
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Cursor
 
 Tensors = dict[str, Tensor]
@@ -54,6 +53,7 @@ def feed_tensors(layout: Layout, built: Built, width: int, values: int, device: 
     return {
         "active": torch.zeros(width, dtype=torch.bool, device=device),
         "start": torch.zeros(width, dtype=torch.int64, device=device),
+        "batch": torch.zeros(width, dtype=torch.int64, device=device),
         "source": torch.zeros(width, dtype=torch.int64, device=device),
         "k": torch.zeros((), dtype=torch.int64, device=device),
         "table": torch.zeros(
@@ -86,9 +86,11 @@ def evaluation_tensors(state: Tensors, values: int, device: str) -> Tensors:
     }
 
 
-def empty_data(pool: Pool, rows: int, order_length: int, device: str) -> Tensors:
+def empty_data(
+    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], rows: int, order_length: int, device: str
+) -> Tensors:
     """Data and order tensors of the right shapes without contents, for tracing."""
-    made = {f"data:{i}": torch.empty(s, dtype=d, device=device) for i, (s, d) in enumerate(pool.shapes())}
+    made = {f"data:{i}": torch.empty(s, dtype=d, device=device) for i, (s, d) in enumerate(shapes)}
     return made | {"order": torch.zeros(rows, order_length, dtype=torch.int32, device=device)}
 
 

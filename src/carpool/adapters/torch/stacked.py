@@ -48,7 +48,6 @@ class Recipe:
     clips: bool
     accumulate: int
     precision: str
-    batch_size: int
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -66,7 +65,7 @@ def train_step(recipe: Recipe, size: int) -> Callable[[Tensors], None]:
 
     def take(t: Tensors) -> None:
         batch = _gather(t, size)
-        place = t["start"] // recipe.batch_size + t["k"]
+        place = t["batch"] + t["k"]
         due = t["due"].index_select(0, t["k"].view(1))[0]
         moved = t["active"] & t["alive"]
         parts: list[Tensor] = []

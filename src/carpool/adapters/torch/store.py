@@ -31,6 +31,8 @@ class Store:
         key = (device, key_of(tensor))
         if key not in self._held:
             self._held[key] = (tensor, tensor.to(device))
+            if device.startswith("cuda"):
+                torch.cuda.current_stream(device).synchronize()  # sessions read it on streams of their own
         return self._held[key][1]
 
 

@@ -13,12 +13,13 @@ from carpool.adapters.base import Adapter, JobState, Session, Trained
 from carpool.adapters.torch import lightning
 from carpool.adapters.torch.absorb import absorb_into
 from carpool.adapters.torch.behaviour import behaviour, job_signature
-from carpool.adapters.torch.build import Built, build_data, build_model
+from carpool.adapters.torch.build import Arrays, Built, build_data, build_model
 from carpool.adapters.torch.fuse import Known, TorchFuser
 from carpool.adapters.torch.phases import build_phases, evaluation
 from carpool.adapters.torch.probe import Probe, probe
 from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.store import Store, key_of
+from carpool.adapters.torch.streams import Streamed, Streams, is_stream
 from carpool.errors import DeviceError, ModelError, sentence
 from carpool.job import Job
 from carpool.planning.cursor import Course
@@ -36,9 +37,13 @@ class TorchAdapter(Adapter):
         self._owners: dict[int, tuple[Any, str]] = {}
         self._probes: dict[Signature, Probe] = {}
         self._made: dict[int, tuple[Any, Any]] = {}
+        self._kept: dict[int, tuple[Any, Any]] = {}
         self._store = Store()
+        self._streams = Streams(lambda: self._device)
         self._device = "cpu"
-        self.fuser = TorchFuser(self._known.__getitem__, self._store, lambda: self._device, compile)
+        self.fuser = self._stacker = TorchFuser(
+            self._known.__getitem__, self._store, lambda: self._device, compile
+        )
 
     @classmethod
     def claims(cls, model: Any) -> bool:
@@ -61,7 +66,7 @@ class TorchAdapter(Adapter):
         if signature not in self._probes:
             self._probes[signature] = probe(built, behaviour)
         shown = self._probes[signature]
-        course = Course(built.data.length, job.batch_size, job.epochs)
+        course = _course(built)
         self._known[job] = Known(built, shown, signature, course)
         held = (*built.data.tensors, *(built.validation.tensors if built.validation else ()))
         data: dict[Hashable, int] = {key_of(tensor): tensor.nbytes for tensor in held}
@@ -86,16 +91,31 @@ class TorchAdapter(Adapter):
             self._own(job, phase.optimizer, "optimizer")
         validation = None
         if job.validation_data is not None:
-            validation = build_data(job, self._resolved(job.validation_data), None, "validation_data")
+            held = self._resolved(job.validation_data)
+            if is_stream(held):
+                held = self._gathered(held, job.batch_size)
+            validation = build_data(job, held, None, "validation_data")
         return Built(
             job=job,
             model=model,
             phases=phases,
-            data=build_data(job, self._resolved(job.data), job.index, "data"),
+            data=self._data(job),
             validation=validation,
             evaluate=evaluation(job, model, phases),
             manual=lightning.manual(job) if _updates_itself(job, model) else None,
         )
+
+    def _data(self, job: Job) -> Arrays:
+        data = self._resolved(job.data)
+        if not is_stream(data):
+            return build_data(job, data, job.index, "data")
+        return self._streams.of(job, data, job.data if callable(job.data) and job.data is not data else None)
+
+    def _gathered(self, data: Any, batch_size: int) -> Any:
+        """Validation that comes in batches is read once and kept as arrays."""
+        if id(data) not in self._kept:
+            self._kept[id(data)] = (data, self._streams.gathered(data, batch_size))
+        return self._kept[id(data)][1]
 
     def _own(self, job: Job, thing: Any, word: str) -> None:
         _, owner = self._owners.setdefault(
@@ -112,15 +132,22 @@ class TorchAdapter(Adapter):
 
     def _resolved(self, data: Any) -> Any:
         """Arrays, or what a function of none makes; one function is called once, so its arrays are shared."""
-        if not callable(data):
+        if not callable(data) or is_stream(data):
             return data
         if id(data) not in self._made:
             self._made[id(data)] = (data, data())
         return self._made[id(data)][1]
 
-    def open(self, job: Job, device: str) -> Session:
+    def open(self, job: Job, device: str, plain: bool = False) -> Session:
         known = self._known[job]
+        if not plain and device.startswith("cuda") and self._stacker.refusal([job]) is None:
+            return self._stacker.open(
+                [job], 1, device
+            )  # a stack of one: captured, so it never waits for the host
         return SoloSession(known.built, known.course, device, self._store, known.probe.random)
+
+    def close(self) -> None:
+        self._streams.stop()
 
     def absorb(self, job: Job, state: JobState) -> Trained:
         absorb_into(self._known[job].built, state)
@@ -138,6 +165,13 @@ class TorchAdapter(Adapter):
         from safetensors.torch import save_model
 
         save_model(model, str(path))
+
+
+def _course(built: Built) -> Course:
+    data, epochs = built.data, built.job.epochs
+    if isinstance(data, Streamed):
+        return Course((data.batches or 0) * data.length, data.length, epochs, streamed=True)
+    return Course(data.length, built.job.batch_size, epochs)
 
 
 def _updates_itself(job: Job, model: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Groups one after another on a fake adapter: falling back, failing, interrupting, and giving memory back."""
+"""Groups beside one another on a fake adapter: whose turn it is, falling back, failing, interrupting, memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from carpool.events import (
     JobEnded,
     JobFailed,
 )
-from carpool.executors import in_turn
-from carpool.executors.in_turn import Orders, Run
+from carpool.executors import interleaved
+from carpool.executors.interleaved import Orders, Run
 from carpool.executors.interrupt import Pause
 from carpool.planning.plan import Plan, make_plan
 from carpool.result import Outcome
@@ -98,12 +98,12 @@ def test_a_group_that_fuses_runs_in_one_session():
     assert trip.seen(GroupCompiled) == [GroupCompiled(0, 4, 2, False, 0.0)]
 
 
-def test_jobs_of_different_structures_run_one_after_another():
+def test_jobs_of_different_structures_have_a_session_each():
     trip = Trip([job("a", "net"), job("b", "other")], FakeAdapter()).go()
     assert [type(session) for session in trip.adapter.sessions] == [FakeSession, FakeSession]
     assert all(session.closed for session in trip.adapter.sessions)
     assert [event.group for event in trip.seen(GroupStarted)] == [0, 1]
-    assert trip.run.results["b"].strategy == "in_turn"
+    assert trip.run.results["b"].strategy == "interleaved"
     assert "no other job has its structure" in trip.run.results["a"].reason
 
 
@@ -118,7 +118,7 @@ def test_a_result_holds_what_the_job_reached():
 
 def test_seconds_run_until_the_jobs_own_end(monkeypatch: pytest.MonkeyPatch):
     clock = FakeClock()
-    monkeypatch.setattr(in_turn, "time", clock)
+    monkeypatch.setattr(interleaved, "time", clock)
     adapter = FakeAdapter(launch_s=0.5, clock=clock)
     trip = Trip([job("a", epochs=1), job("b", epochs=3)], adapter).go()
     assert {name: result.seconds for name, result in trip.run.results.items()} == {"a": 1.0, "b": 3.0}
@@ -134,10 +134,8 @@ def test_a_job_that_fails_is_a_value_and_the_next_group_runs():
     assert trip.outcomes() == {"a": "failed", "b": "completed"}
     assert trip.run.results["a"].error is error
     assert trip.run.results["a"].steps == 3
-    assert [event for event in trip.events if isinstance(event, JobFailed | JobEnded)][:2] == [
-        JobFailed("a", error),
-        JobEnded("a", Outcome.FAILED, 3),
-    ]
+    own = [event for event in trip.events if isinstance(event, JobFailed | JobEnded) and event.name == "a"]
+    assert own == [JobFailed("a", error), JobEnded("a", Outcome.FAILED, 3)]
 
 
 def test_a_divergence_is_an_outcome_without_an_error():
@@ -204,7 +202,7 @@ def test_a_group_that_is_unfit_falls_back_and_says_so():
     assert trip.adapter.sessions[0].closed
     assert trip.outcomes() == {"a": "completed", "b": "completed"}
     result = trip.run.results["b"]
-    assert (result.strategy, result.reason) == ("in_turn", "fell back from fused: 'fc.weight' differs")
+    assert (result.strategy, result.reason) == ("interleaved", "fell back from fused: 'fc.weight' differs")
     assert result.steps == 4
 
 
@@ -220,10 +218,10 @@ def test_members_that_had_ended_keep_their_results_when_the_rest_falls_back():
     assert trip.seen(GroupFellBack) == [GroupFellBack(0, ("b", "c"), "drifted")]
     assert {name: result.strategy for name, result in trip.run.results.items()} == {
         "a": "fused",
-        "b": "in_turn",
-        "c": "in_turn",
+        "b": "interleaved",
+        "c": "interleaved",
     }
-    assert [event.name for event in trip.seen(JobEnded)] == ["a", "b", "c"]
+    assert sorted(event.name for event in trip.seen(JobEnded)) == ["a", "b", "c"]
 
 
 def test_a_group_that_falls_back_in_the_middle_is_abandoned_and_starts_again():
@@ -266,8 +264,19 @@ def test_a_group_holds_its_memory_while_it_runs_and_gives_it_back():
     jobs = [job("a", "net", callbacks=watched), job("b", "net"), job("c", "other", callbacks=watched)]
     trips.append(Trip(jobs, FakeAdapter()))
     trips[0].go()
-    assert held == [20, 20, 10, 10]
+    assert held == [30, 30, 30, 30]
     assert trips[0].held_bytes() == 0
+
+
+def test_what_does_not_fit_beside_the_others_waits_until_it_does():
+    held: list[int] = []
+    trips: list[Trip] = []
+    watched = [lambda event: held.append(trips[0].held_bytes())]
+    jobs = [job("a", "net", callbacks=watched), job("b", "net"), job("c", "other", callbacks=watched)]
+    trips.append(Trip(jobs, FakeAdapter(), free_bytes=25))
+    trips[0].go()
+    assert held == [20, 20, 10, 10]
+    assert trips[0].outcomes() == dict.fromkeys("abc", "completed")
 
 
 def test_more_than_there_is_runs_all_the_same_and_is_counted_as_all_there_is():
@@ -291,8 +300,8 @@ def test_ctrl_c_ends_the_running_group_and_leaves_the_rest():
     trip = Trip([job("a", "net", callbacks=[ctrl_c]), job("b", "net"), job("c", "other")], FakeAdapter())
     with pytest.raises(KeyboardInterrupt):
         trip.go()
-    assert trip.outcomes() == {"a": "interrupted", "b": "interrupted"}
-    assert {name: result.steps for name, result in trip.run.results.items()} == {"a": 2, "b": 2}
+    assert trip.outcomes() == {"a": "interrupted", "b": "interrupted", "c": "interrupted"}
+    assert {name: trip.run.results[name].steps for name in "ab"} == {"a": 2, "b": 2}
     assert trip.run.results["a"].model == {"weights": 2}
     assert trip.run.results["a"].history == {"loss": (1.0,)}
     assert all(session.closed for session in trip.adapter.sessions)

@@ -1,0 +1,267 @@
+"""Data that comes in batches: loaders, datasets, iterables, functions and queues, each as passes that a reader reads ahead.
+
+The order of a pass depends on the source alone (or on the job's seed, where carpool makes the batches), never on what else
+draws from torch's global generator: a loader's sampler without a generator of its own is lent one, keyed by the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+
+from carpool.adapters.torch.build import Arrays, make_index
+from carpool.data import Item, Queue, Reader, Tap
+from carpool.errors import DataError, sentence
+from carpool.job import Job
+from carpool.planning.cursor import Supply
+from carpool.random import batch_order
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch on its device: its leaves, how they nest, how many samples it has, and when its copy is through."""
+
+    leaves: tuple[Any, ...]
+    nest: Any
+    size: int
+    there: torch.cuda.Event | None = None
+
+    def whole(self) -> Any:
+        """The batch as its source made it, for whoever uses it on the current stream."""
+        self.arrive()
+        return pytree.tree_unflatten(list(self.leaves), self.nest)
+
+    def arrive(self) -> None:
+        """What is enqueued on the current stream from now on comes after the copy."""
+        if self.there is not None:
+            stream = torch.cuda.current_stream()
+            stream.wait_event(self.there)
+            for leaf in self.leaves:
+                if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+                    leaf.record_stream(stream)
+
+
+def supply_of(items: Sequence[Item]) -> Supply | None:
+    """The batches at the front that have one size and lie in one epoch."""
+    if not items:
+        return None
+    size, steps = items[0].batch.size, 0
+    for item in items:
+        if item.batch.size != size:
+            break
+        steps += 1
+        if item.last:
+            return Supply(size, steps, ends=True)
+    return Supply(size, steps, ends=False)
+
+
+class Source:
+    """What passes come from. Taps made before anything was taken share one reader: it is read once for all of them."""
+
+    def __init__(self, passes: Callable[[int], Iterable[Any]], capacity: int, device: str) -> None:
+        self._passes, self.capacity = passes, capacity
+        self._prepare = _Landing(device)
+        self._readers: list[Reader] = []
+
+    def first(self) -> Batch:
+        """The first batch; it is read again by every tap."""
+        return self._fresh().first().batch
+
+    def tap(self, epochs: int) -> Tap:
+        return self._fresh().tap(epochs)
+
+    def _fresh(self) -> Reader:
+        if not self._readers or not self._readers[-1].fresh:
+            self._readers.append(Reader(self._passes, self.capacity, self._prepare))
+        return self._readers[-1]
+
+    def stop(self) -> None:
+        for reader in self._readers:
+            reader.stop()
+
+
+@dataclass(frozen=True)
+class Streamed(Arrays):
+    """A job's streamed data. `tensors` are those of its first batch, which tell shapes and types."""
+
+    source: Source | None = None
+    batches: int | None = None
+    """How many an epoch has, where the source says."""
+    foreign: str | None = None
+    """What a batch holds beside tensors, which no stack can."""
+
+    @property
+    def length(self) -> int:
+        return len(self.tensors[0])
+
+
+@dataclass
+class Streams:
+    """The sources of a run: one for each thing that jobs name."""
+
+    device: Callable[[], str]
+    _sources: dict[Hashable, tuple[Any, Source]] = field(default_factory=dict)
+
+    def of(self, job: Job, data: Any, again: Callable[[], Any] | None) -> Streamed:
+        """The stream of a job. `again` makes the data anew for a later pass, where a function made it."""
+        key, passes, batches = _passes(job, data, again)
+        capacity = data.capacity if isinstance(data, Queue) else job.prefetch
+        held = self._sources.get(key)
+        if held is None:
+            held = self._sources[key] = (data, Source(passes, capacity, self.device()))
+        return _described(job, held[1], batches)
+
+    def gathered(self, data: Any, batch_size: int) -> Any:
+        """One pass as arrays, for validation: read once and kept."""
+        if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+            data = DataLoader(data, batch_size)
+        batches = [pytree.tree_map(_as_tensor, batch) for batch in data]
+        if not batches:
+            raise DataError(sentence("at least one batch as validation_data", "none", "pass more data"))
+        return pytree.tree_map(lambda *parts: torch.cat(parts), batches[0], *batches[1:])
+
+    def stop(self) -> None:
+        for _, source in self._sources.values():
+            source.stop()
+        self._sources.clear()
+
+
+def is_stream(data: Any) -> bool:
+    """Whether the data comes in batches (or samples), not as arrays."""
+    if isinstance(data, TensorDataset):
+        return False
+    if isinstance(data, Dataset | DataLoader | Queue):
+        return True
+    if isinstance(data, tuple | list | dict | torch.Tensor | np.ndarray | str):
+        return False
+    return hasattr(data, "__iter__")
+
+
+def _passes(
+    job: Job, data: Any, again: Callable[[], Any] | None
+) -> tuple[Hashable, Callable[[int], Iterable[Any]], int | None]:
+    """What makes two jobs' data one source, its passes, and how many batches one has."""
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        return _dataset_passes(job, data)
+    if job.index is not None:
+        raise DataError(
+            f"Job {job.name!r}: "
+            + sentence("index= beside arrays or a map-style Dataset", type(data).__name__, "leave index= out")
+        )
+    if isinstance(data, DataLoader):
+        return id(data), lambda epoch: _loader_pass(data, epoch), _length(data)
+    if again is None:
+        return id(data), lambda epoch: data, _length(data)
+    first = [data]
+    return id(data), lambda epoch: first.pop() if first else again(), _length(data)
+
+
+def _length(data: Any) -> int | None:
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _loader_pass(loader: DataLoader[Any], epoch: int) -> Iterator[Any]:
+    key = torch.Generator().manual_seed(epoch)
+    lent = [
+        thing
+        for thing in (loader, loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+        if getattr(thing, "generator", key) is None
+    ]
+    for thing in lent:
+        thing.generator = key  # type: ignore[union-attr]
+    iterator = iter(loader)
+    try:
+        yield from iterator
+    finally:
+        for thing in lent:
+            thing.generator = None  # type: ignore[union-attr]
+        if not loader.persistent_workers and (end := getattr(iterator, "_shutdown_workers", None)):
+            end()
+
+
+def _dataset_passes(
+    job: Job, data: Dataset[Any]
+) -> tuple[Hashable, Callable[[int], Iterable[Any]], int | None]:
+    length = len(data)  # type: ignore[arg-type]
+    view = make_index(job, job.index, length)
+    places = np.arange(length) if view is None else view.numpy()
+
+    def batches(epoch: int) -> Iterator[Any]:
+        order = places[batch_order(job.seed, epoch, len(places))] if job.shuffle else places
+        for start in range(0, len(order), job.batch_size):
+            yield default_collate([data[int(place)] for place in order[start : start + job.batch_size]])
+
+    key = (id(data), job.seed if job.shuffle else None, job.batch_size, places.tobytes())
+    return key, batches, -(-len(places) // job.batch_size)
+
+
+def _described(job: Job, source: Source, batches: int | None) -> Streamed:
+    first = source.first()
+    tensors = tuple(leaf for leaf in first.leaves if isinstance(leaf, torch.Tensor) and leaf.dim() > 0)
+    foreign = next(
+        (
+            type(leaf).__name__ if not isinstance(leaf, torch.Tensor) else "a tensor without samples"
+            for leaf in first.leaves
+            if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0
+        ),
+        None,
+    )
+    if job.step is None and not (first.nest.type in (tuple, list) and first.nest.num_children == 2):
+        raise DataError(
+            f"Job {job.name!r}: "
+            + sentence("batches (x, y) beside loss=", "another nest", "yield pairs, or use step=")
+        )
+    return Streamed(tensors, first.nest, source=source, batches=batches, foreign=foreign)
+
+
+class _Landing:
+    """Takes a batch to the device: pinned, on a stream of its own, so that copying overlaps with computing."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    def __call__(self, batch: Any) -> Batch:
+        leaves, nest = pytree.tree_flatten(batch)
+        made = tuple(_as_tensor(leaf) for leaf in leaves)
+        size = next((len(leaf) for leaf in made if isinstance(leaf, torch.Tensor) and leaf.dim() > 0), 0)
+        if not size:
+            raise DataError(
+                sentence(
+                    "batches with at least one tensor of samples",
+                    _words(leaves),
+                    "yield tensors or arrays with a batch dimension",
+                )
+            )
+        if not self._device.startswith("cuda"):
+            return Batch(made, nest, size)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(self._stream):
+            moved = tuple(self._moved(leaf) for leaf in made)
+            there = torch.cuda.Event()
+            there.record()
+        return Batch(moved, nest, size, there)
+
+    def _moved(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        pinned = leaf.pin_memory() if leaf.device.type == "cpu" else leaf
+        return pinned.to(self._device, non_blocking=True)
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) and leaf.dtype != object else leaf
+
+
+def _words(leaves: Sequence[Any]) -> str:
+    return ", ".join(type(leaf).__name__ for leaf in leaves[:4]) or "an empty batch"

@@ -1,0 +1,259 @@
+"""Groups beside one another: as many as fit are open, and whichever can go on and has had the least time goes on next.
+
+One thread, no locks: a driver pauses after each chunk and wherever it would wait for its device or its input, so a job
+that waits never stalls the others. On a GPU every session has a stream of its own and a few chunks in flight.
+
+A fused group that cannot go on together (its check fails, or a launch fails for a reason no single row explains) goes
+on job by job, from where the user's objects are; results of members that had already ended are kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from carpool.adapters.base import Adapter, FusedSession, JobState, Session, Trained, Unstackable
+from carpool.errors import FusionError, described
+from carpool.events import Emit, GroupCompiled, GroupFellBack, GroupStarted, JobAdmitted, JobEnded, JobFailed
+from carpool.executors.driver import Driver, Member, Unfit
+from carpool.executors.interrupt import Pause
+from carpool.executors.lane import Lane, next_lane
+from carpool.job import Job
+from carpool.memory.ledger import Ledger
+from carpool.planning.plan import Group, Plan
+from carpool.result import Outcome, Result
+
+SLICE_S = 0.05  # how long a chunk should take while others wait: long beside what a chunk costs the host, about 1 ms
+MOST_OPEN = 64  # sessions at once; memory usually says less
+_POLL_S = 0.0002  # how long to sleep when everything waits
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the user asked of the run as a whole."""
+
+    device: str
+    strategy: str = "auto"
+    verify: bool = False
+    on_error: str = "collect"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What waits to be opened: a group, or one job of it. `plain` after a captured step of it did not hold."""
+
+    number: int
+    group: Group
+    names: tuple[str, ...]
+    strategy: str
+    reason: str
+    plain: bool = False
+
+    @property
+    def holder(self) -> str:
+        return f"group {self.number}: {self.names[0]}{' alone' if self.plain else ''}"
+
+    @property
+    def bytes(self) -> int:
+        memory = self.group.memory
+        return memory.fixed_bytes + memory.member_bytes * len(self.names)
+
+
+class Run:
+    """A plan being carried out; `results` fills up as jobs end."""
+
+    def __init__(
+        self, plan: Plan, jobs: Mapping[str, Job], adapters: Mapping[str, Adapter], orders: Orders, emit: Emit
+    ) -> None:
+        self._plan = plan
+        self._jobs = jobs
+        self._adapters = adapters
+        self._orders = orders
+        self._emit = emit
+        self._ledger = Ledger(plan.free_bytes)
+        self._waiting: deque[Entry] = deque()
+        self._open: dict[Lane, Entry] = {}
+        self._most_open = 1 if orders.strategy == "in_turn" else MOST_OPEN
+        self.results: dict[str, Result] = {}
+
+    def groups(self, pause: Pause) -> None:
+        """Runs every group: those of higher priority are opened first, otherwise in the plan's order."""
+        for name, error in self._plan.rejected.items():
+            self._reject(name, error)
+        entries = [
+            Entry(number, group, group.names, group.strategy, group.reason)
+            for number, group in enumerate(self._plan.groups)
+        ]
+        self._waiting = deque(sorted(entries, key=lambda entry: -self._priority(entry)))
+        try:
+            while self._waiting or self._open:
+                self._admit()
+                self._turn()
+                pause.check()
+        except BaseException as error:
+            self._stop(error)
+            raise
+
+    def _priority(self, entry: Entry) -> int:
+        return max(self._jobs[name].priority for name in entry.names)
+
+    # Opening
+
+    def _admit(self) -> None:
+        """Opens what fits, in order. With nothing open, the first in line gets whatever there is."""
+        while self._waiting and len(self._open) < self._most_open:
+            entry = self._waiting[0]
+            wanted = entry.bytes if self._open else min(entry.bytes, self._ledger.free_bytes)
+            self._ledger, admitted = self._ledger.offer(entry.holder, wanted)
+            if not admitted:
+                return
+            self._waiting.popleft()
+            self._start(entry)
+
+    def _start(self, entry: Entry) -> None:
+        if not entry.reason.startswith("fell back"):
+            for name in entry.names:
+                self._emit(JobAdmitted(name, entry.number, entry.group.memory.member_bytes))
+            self._emit(GroupStarted(entry.number, entry.names, entry.strategy))
+        try:
+            session = self._session(entry)
+        except Exception as error:
+            self._ledger = self._ledger.release(entry.holder)
+            if entry.strategy == "fused":
+                self._fall_back(entry, error)
+            else:
+                self._reject(entry.names[0], error)
+            return
+        start_s = min((lane.used_s for lane in self._open), default=0.0)
+        driver = self._driver(entry, session)
+        self._open[Lane(driver, session, self._orders.verify, self._priority(entry), start_s)] = entry
+
+    def _session(self, entry: Entry) -> Session:
+        adapter = self._adapters[entry.group.adapter]
+        jobs = [self._jobs[name] for name in entry.names]
+        if entry.strategy != "fused":
+            return adapter.open(
+                jobs[0], self._orders.device, plain=entry.plain or entry.strategy == "in_turn"
+            )
+        assert adapter.fuser is not None, "the planner fuses only what has a fuser"
+
+        def prepared(size: int, width: int, compiled: bool, seconds: float) -> None:
+            self._emit(GroupCompiled(entry.number, size, width, compiled, seconds))
+
+        return adapter.fuser.open(jobs, len(jobs), self._orders.device, prepared)
+
+    def _driver(self, entry: Entry, session: Session) -> Driver:
+        courses = {spec.name: spec.course for spec in entry.group.specs}
+        adapter = self._adapters[entry.group.adapter]
+        started = time.perf_counter()
+
+        def finish(
+            member: Member, outcome: Outcome, state: JobState | None, error: BaseException | None = None
+        ) -> None:
+            trained = adapter.absorb(member.job, state) if state is not None else adapter.trained(member.job)
+            seconds = time.perf_counter() - started
+            self._ended(_result(member, outcome, trained, error, seconds, session.peak_bytes(), entry))
+
+        members = [Member(self._jobs[name], courses[name]) for name in entry.names]
+        return Driver(session, members, finish, self._emit, entry.number)
+
+    # Running
+
+    def _turn(self) -> None:
+        """One lane goes on, or all of them wait for a moment."""
+        lanes = list(self._open)
+        lane = next_lane(lanes)
+        if lane is None:
+            if lanes:
+                time.sleep(_POLL_S)
+            return
+        lane.driver.slice_s = SLICE_S if len(lanes) > 1 else None
+        entry = self._open[lane]
+        try:
+            if not lane.advance():
+                self._close(lane)
+        except Exception as error:
+            if not isinstance(lane.session, FusedSession):
+                raise
+            with lane.session.turn():
+                lane.session.abandon()
+            self._close(lane)
+            self._fall_back(entry, error)
+
+    def _close(self, lane: Lane) -> None:
+        entry = self._open.pop(lane)
+        lane.abandon()
+        lane.session.close()
+        self._ledger = self._ledger.release(entry.holder)
+
+    def _fall_back(self, entry: Entry, error: Exception) -> None:
+        names = tuple(name for name in entry.names if name not in self.results)
+        if self._orders.on_error == "raise" and any(r.error is error for r in self.results.values()):
+            raise error
+        reason = str(error) if isinstance(error, Unfit | Unstackable) else described(error)
+        if self._orders.strategy == "fused":
+            raise FusionError(f"The fused group of {entry.names[0]!r} cannot go on: {reason}") from error
+        self._emit(GroupFellBack(entry.number, names, reason))
+        why = f"fell back from {entry.strategy}: {reason}" if entry.strategy == "fused" else entry.reason
+        for name in reversed(names):
+            alone = Entry(entry.number, entry.group, (name,), "interleaved", why, plain=True)
+            self._waiting.appendleft(alone)
+
+    def _stop(self, error: BaseException) -> None:
+        """Everything that is open ends where it stands, and is closed, whatever one of them raises."""
+        for lane in list(self._open):
+            try:
+                if isinstance(error, KeyboardInterrupt):
+                    lane.interrupt()
+                elif isinstance(lane.session, FusedSession):
+                    lane.session.abandon()
+            finally:
+                self._close(lane)
+
+    # Ends
+
+    def _reject(self, name: str, error: BaseException) -> None:
+        self._emit(JobFailed(name, error))
+        self.results[name] = Result(name, Outcome.FAILED, dict(self._jobs[name].config or {}), error=error)
+        self._emit(JobEnded(name, Outcome.FAILED, 0))
+        self._raise_if_asked(error)
+
+    def _ended(self, result: Result) -> None:
+        self.results[result.name] = result
+        if result.error is not None:
+            self._emit(JobFailed(result.name, result.error))
+        self._emit(JobEnded(result.name, result.outcome, result.steps))
+        if result.error is not None:
+            self._raise_if_asked(result.error)
+
+    def _raise_if_asked(self, error: BaseException) -> None:
+        if self._orders.on_error == "raise":
+            raise error
+
+
+def _result(
+    member: Member,
+    outcome: Outcome,
+    trained: Trained,
+    error: BaseException | None,
+    seconds: float,
+    peak_bytes: int | None,
+    entry: Entry,
+) -> Result:
+    return Result(
+        name=member.name,
+        outcome=outcome,
+        config=dict(member.job.config or {}),
+        history={metric: tuple(values) for metric, values in member.history.items()},
+        model=trained.model,
+        optimizer=trained.optimizer,
+        scheduler=trained.scheduler,
+        error=error,
+        steps=member.steps,
+        seconds=seconds,
+        peak_bytes=peak_bytes,
+        strategy=entry.strategy,
+        reason=entry.reason,
+    )

@@ -1,0 +1,56 @@
+"""One driver among several: what it waits for, and how much of the device's time it has had."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from carpool.adapters.base import Session
+from carpool.executors.driver import Driver, at_once
+
+
+class Lane:
+    """A session and its driver, advanced a chunk at a time. A lane's share of the time is `2 ** priority`."""
+
+    def __init__(self, driver: Driver, session: Session, verify: bool, priority: int, start_s: float) -> None:
+        self.driver, self.session = driver, session
+        self._steps = driver.run(verify)
+        self._ready = at_once
+        self._weight = 2.0**priority
+        self._start_s = start_s
+        self._host_s = 0.0
+
+    @property
+    def ready(self) -> bool:
+        return self._ready()
+
+    @property
+    def used_s(self) -> float:
+        """The time it has had, divided by its weight, counted from where the others stood when it came."""
+        busy_s = self.session.busy_s()
+        return self._start_s + (self._host_s if busy_s is None else busy_s) / self._weight
+
+    def advance(self) -> bool:
+        """Runs to the next pause; False when the driver is through."""
+        started = time.perf_counter()
+        try:
+            with self.session.turn():
+                self._ready = next(self._steps)
+        except StopIteration:
+            return False
+        finally:
+            self._host_s += time.perf_counter() - started
+        return True
+
+    def interrupt(self) -> None:
+        with self.session.turn():
+            self.driver.interrupt()
+
+    def abandon(self) -> None:
+        """The driver is not asked again, wherever it stood."""
+        self._steps.close()  # type: ignore[attr-defined]  # a generator
+
+
+def next_lane(lanes: Sequence[Lane]) -> Lane | None:
+    """Of the lanes that can go on, the one that has had the least time; None when all of them wait."""
+    return min((lane for lane in lanes if lane.ready), key=lambda lane: lane.used_s, default=None)
