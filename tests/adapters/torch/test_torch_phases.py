@@ -212,7 +212,7 @@ def test_a_parameter_of_two_phases_trains_alone_and_is_not_fused():
         return [carpool.Job(Gan, (REAL, NOISE), phases=phases, seed=s, name=str(s)) for s in range(2)]
 
     results = train(jobs(), "auto")
-    assert {r.strategy for r in results} == {"in_turn"}
+    assert "fused" not in {r.strategy for r in results}
     assert "'generator.0.weight' is held by two phases, 'critic' and 'artist'" in results[0].reason
     assert [len(optimizer.state) for optimizer in results[0].optimizer] == [10, 6]
 

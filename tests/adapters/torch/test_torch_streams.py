@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import carpool
 from carpool.data import Queue
+from carpool.errors import DataError
 from carpool.events import BatchesRead, Event, GroupFellBack
 
 X = torch.randn(22, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -97,7 +98,8 @@ def by_hand(batches: Any, seed: int = 0, epochs: int = 3, lr: float = 0.02) -> t
     history = []
     for epoch in range(epochs):
         total = count = 0.0
-        for x, y in batches(epoch) if callable(batches) else batches:
+        pass_of: Any = batches(epoch) if callable(batches) else batches
+        for x, y in pass_of:
             optimizer.zero_grad()
             loss = F.mse_loss(model(torch.as_tensor(x)), torch.as_tensor(y))
             loss.backward()
@@ -314,7 +316,7 @@ def test_depth_is_reported():
 
 
 def test_index_beside_a_loader_is_refused():
-    with pytest.raises(carpool.errors.DataError, match="index= beside arrays or a map-style Dataset"):
+    with pytest.raises(DataError, match="index= beside arrays or a map-style Dataset"):
         train(job(DataLoader(Rows(), batch_size=4), index=[1, 2]))
 
 
