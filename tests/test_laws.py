@@ -146,14 +146,18 @@ def test_the_public_names_are_these():
         "EarlyStopping",
         "Interrupted",
         "Job",
+        "Loop",
         "Outcome",
         "Phase",
         "Result",
         "Results",
         "Schedule",
+        "Stack",
         "batch_order",
+        "data",
         "grid",
         "plan",
+        "predict",
         "train",
     ]
 
@@ -187,6 +191,8 @@ def test_public_functions_take_their_options_by_name():
         (carpool.train, ["jobs"]),
         (carpool.plan, ["jobs"]),
         (carpool.Job, ["model", "data"]),
+        (carpool.predict, ["models", "inputs"]),
+        (carpool.Stack, ["models", "optimizers"]),
     ):
         parameters = inspect.signature(function).parameters.values()
         assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == positional

@@ -3,11 +3,15 @@
 Importing this imports no framework and touches no device.
 """
 
+from carpool import data
 from carpool.errors import CarpoolError, Interrupted
 from carpool.grid import grid
 from carpool.job import Job, Phase, Schedule
+from carpool.loop import Loop
+from carpool.predict import predict
 from carpool.random import batch_order
 from carpool.result import Outcome, Result, Results
+from carpool.stack import Stack
 from carpool.stopping import EarlyStopping
 from carpool.train import plan, train
 
@@ -18,13 +22,17 @@ __all__ = [
     "EarlyStopping",
     "Interrupted",
     "Job",
+    "Loop",
     "Outcome",
     "Phase",
     "Result",
     "Results",
     "Schedule",
+    "Stack",
     "batch_order",
+    "data",
     "grid",
     "plan",
+    "predict",
     "train",
 ]

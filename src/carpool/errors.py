@@ -9,7 +9,7 @@ CarpoolError
 │   └── LossError           a loss that is not a scalar, or none
 ├── FusionError         strategy="fused" for jobs that cannot be stacked
 ├── DeviceError         a device that does not exist
-├── OptionError         an argument of train, plan or best with an unknown value
+├── OptionError         an argument of train, plan, best or register with an unknown value
 ├── FileError           a jobs file that cannot be read
 └── StepError           a job that failed while running (a value in its result unless on_error="raise")
 Interrupted (a KeyboardInterrupt) carries the results so far.

@@ -9,7 +9,10 @@ from typing import Any
 from carpool.adapters.base import Adapter
 from carpool.errors import ModelError, sentence
 
-TABLE = {"torch": "carpool.adapters.torch.train:TorchAdapter"}
+TABLE = {
+    "torch": "carpool.adapters.torch.train:TorchAdapter",
+    "loop": "carpool.adapters.loop.train:LoopAdapter",
+}
 
 
 def load(name: str) -> type[Adapter]:
@@ -21,11 +24,11 @@ def load(name: str) -> type[Adapter]:
 def claiming(model: Any) -> type[Adapter]:
     """The adapter that takes this model. Only frameworks that are already imported can have made an object."""
     for name in TABLE:
-        if name in sys.modules and load(name).claims(model):
+        if (name in sys.modules or name == "loop") and load(name).claims(model):
             return load(name)
     raise ModelError(
         sentence(
-            f"a model of one of {', '.join(TABLE)}, or a factory of one",
+            "a model of torch, or a factory of one",
             f"{type(model).__name__}",
             "see Job.model",
         )

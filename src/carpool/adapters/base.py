@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from carpool.errors import FusionError, ModelError, sentence
 from carpool.job import Job
 from carpool.planning.cursor import Chunk, Cursor, Supply
 from carpool.planning.spec import ModelSpec
@@ -43,6 +44,8 @@ class Ticket:
 
     chunk: Chunk
     payload: Any
+    final: bool = False
+    """Whether its rows are through, whatever their courses say: a loop of the user's own knows its end when it is there."""
 
 
 @dataclass(frozen=True)
@@ -256,3 +259,17 @@ class Adapter(ABC):
     def close(self) -> None:
         """The run is over: threads and whatever else `describe` opened are stopped."""
         return
+
+    def predict(self, models: Sequence[Any], inputs: Any, batch_size: int | None, device: str) -> list[Any]:
+        """Each model's outputs for the same inputs, in evaluation mode."""
+        raise ModelError(
+            sentence("models that carpool can predict with", f"{self.name} models", "call them yourself")
+        )
+
+    def stack(
+        self, models: Sequence[Any], optimizers: Sequence[Any], seeds: Sequence[int], compile: bool
+    ) -> Any:
+        """Models of one structure, stacked for a loop of the user's own: what `carpool.Stack` stands on."""
+        raise FusionError(
+            sentence("models that carpool can stack", f"{self.name} models", "train them one by one")
+        )

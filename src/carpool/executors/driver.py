@@ -126,6 +126,7 @@ class Driver:
                 continue
             yield from self._advance(chunk)
         yield from self._settle()
+        self._end(tuple(self._members), Outcome.COMPLETED)  # who ended exactly where an epoch had ended
 
     def interrupt(self) -> None:
         """Ends every member where it stands."""
@@ -188,6 +189,8 @@ class Driver:
         for row in done.rows:
             member = self._members[row]
             member.cursor = member.cursor.advanced(done.steps, row in done.ends)
+            if ticket.final:
+                member.course = replace(member.course, epochs=member.cursor.epoch)
         self._emit(GroupAdvanced(self._group, done.steps * len(done.rows)))
         self._report_input(done)
         if errors:

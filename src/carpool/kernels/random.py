@@ -8,7 +8,9 @@ torch's generator; a vmapped trace refuses it by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,18 +20,23 @@ from torch.overrides import TorchFunctionMode
 from carpool.random import philox
 
 _MASK = 0xFFFFFFFF
+_NONE: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
 
 
 class Keyed(TorchFunctionMode):
     """Keys every random operator inside by a job's seed and step, and by the number of the call.
 
-    `seed` and `step` are integers or 0-d int64 tensors (batched ones under vmap). The phases of a step each count their
-    calls from a place of their own, so that one which sits out shifts nothing.
+    `seed` and `step` are integers or 0-d int64 tensors (batched ones under vmap). `operators` are run in place of
+    torch's own functions (`carpool.kernels.table`); one that answers NotImplemented leaves the call to torch. The phases
+    of a step each count their calls from a place of their own, so that one which sits out shifts nothing.
     """
 
-    def __init__(self, seed: Any, step: Any, phase: int = 0) -> None:
+    def __init__(
+        self, seed: Any, step: Any, operators: Mapping[Any, Callable[..., Any]] = _NONE, phase: int = 0
+    ) -> None:
         super().__init__()
         self.seed, self.step, self.call = seed, step, phase << 24
+        self.operators = operators
         self._first = self.call
 
     @property
@@ -38,11 +45,26 @@ class Keyed(TorchFunctionMode):
         return self.call > self._first
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        sampler = _SAMPLERS.get(func)
         kwargs = kwargs or {}
-        if sampler is None or kwargs.get("generator") is not None:
-            return func(*args, **kwargs)
-        return sampler(self, *args, **kwargs)
+        sampler, operator = _SAMPLERS.get(func), self.operators.get(func)
+        if sampler is not None and kwargs.get("generator") is None:
+            return sampler(self, *args, **kwargs)
+        if operator is not None:
+            with self:  # torch takes a mode off while it answers; what the operator calls is to be seen too
+                made = operator(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        return func(*args, **kwargs)
+
+    @contextmanager
+    def rewound(self, call: int) -> Iterator[None]:
+        """The mode on again from an earlier call, for what is computed a second time."""
+        before, self.call = self.call, call
+        try:
+            with self:
+                yield
+        finally:
+            self.call = before
 
     def uniform(self, shape: Sequence[int], device: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Numbers in [0, 1) for the next call: 24 bits each, four to a counter."""

@@ -1,6 +1,6 @@
 """`accumulate=n`: an update every n batches and at an epoch's last, held against a loop written by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim import lr_scheduler as schedules
+from torch.utils.data import DataLoader, TensorDataset
 from zoo import batch_norm, mlp, tables
 
 import carpool
 from carpool.adapters.torch.cadence import updates_at
 from carpool.errors import JobError
-from carpool.kernels.updates import UPDATES, Sgd
+from carpool.kernels.updates import UPDATES
+from carpool.kernels.updates.sgd import Sgd
 from carpool.result import Outcome
 from carpool.testing.conformance import DOUBLE
 
@@ -104,9 +106,51 @@ def test_equals_a_loop_by_hand(case: str, n: int, strategy: str):
                 torch.testing.assert_close(mine[slot], value, rtol=0, atol=DOUBLE)
 
 
+def flowing() -> Iterator[Any]:
+    """Batches without a length: that one is an epoch's last shows only when it is there."""
+    yield from zip(X[:47].split(8), Y[:47].split(8), strict=True)
+
+
+STREAMS: dict[str, Callable[[], Any]] = {
+    "loader": lambda: DataLoader(TensorDataset(X[:47], Y[:47]), batch_size=8),
+    "function": lambda: flowing,
+}
+
+
+def streamed_by_hand(job: carpool.Job) -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+    torch.manual_seed(job.seed)
+    model = job.model()
+    optimizer = job.optimizer(model.parameters())
+    history = []
+    for _ in range(job.epochs):
+        total, batches = 0.0, list(flowing())
+        for number, (x, y) in enumerate(batches, start=1):
+            loss = F.cross_entropy(model(x), y)
+            total += loss.item() * len(x)
+            (loss / job.accumulate).backward()
+            if number % job.accumulate == 0 or number == len(batches):
+                optimizer.step()
+                optimizer.zero_grad()
+        history.append(total / 47)
+    return model, optimizer, history
+
+
+@pytest.mark.parametrize("strategy", ["fused", "interleaved"])
+@pytest.mark.parametrize("kind", STREAMS)
+def test_streamed_batches_equal_a_loop_by_hand(kind: str, strategy: str):
+    jobs = [job(seed, 4, data=STREAMS[kind](), shuffle=False) for seed in range(3)]
+    for one, result in zip(jobs, train(jobs, strategy), strict=True):
+        assert (result.error, result.strategy) == (None, strategy)
+        model, optimizer, history = streamed_by_hand(one)
+        assert_close(result.model, model, DOUBLE)
+        assert result.history["loss"] == pytest.approx(history, abs=DOUBLE)
+        steps = [{int(state["step"]) for state in o.state.values()} for o in (result.optimizer, optimizer)]
+        assert steps[0] == steps[1] == {2 * one.epochs}
+
+
 class TooFar(Sgd):
-    def apply(self, weight, grad, slots, columns, group):
-        return super().apply(weight, grad * 1.5, slots, columns, group)
+    def apply(self, weight, grad, slots, columns, options):
+        return super().apply(weight, grad * 1.5, slots, columns, options)
 
 
 def test_the_check_looks_at_the_update_although_the_first_batch_only_gathers(monkeypatch: pytest.MonkeyPatch):

@@ -47,7 +47,7 @@ def assert_as_alone(make_jobs, strategy: str = "fused") -> Results:
 
 def reason(group: list[carpool.Job]) -> str:
     plan = carpool.plan(group, device="cpu")
-    assert {part.strategy for part in plan.groups} == {"in_turn"}
+    assert {part.strategy for part in plan.groups} == {"interleaved"}
     return plan.groups[0].reason
 
 

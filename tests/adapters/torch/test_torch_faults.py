@@ -191,7 +191,7 @@ def test_a_mismatch_at_the_first_step_falls_back_and_says_so(monkeypatch):
     fell = [event for event in events if isinstance(event, GroupFellBack)]
     assert len(fell) == 1
     assert "'job-1' differs from its step alone" in fell[0].reason
-    assert [result.strategy for result in results] == ["in_turn", "in_turn"]
+    assert [result.strategy for result in results] == ["interleaved", "interleaved"]
     for factor, result in zip((1.0, 3.0), results, strict=True):
         expected = carpool.train([job(factor)], device="cpu", reporters=[])[0]
         np.testing.assert_allclose(result.history["loss"], expected.history["loss"], rtol=1e-12)

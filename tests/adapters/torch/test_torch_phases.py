@@ -1,21 +1,27 @@
 """`phases=`: several updates in a training step, held against a GAN's loop written by hand."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim import lr_scheduler as schedules
+from torch.utils.data import DataLoader, TensorDataset
 
 import carpool
 from carpool.errors import JobError, LossError, ModelError, OptimizerError
+from carpool.kernels.updates import UPDATES
+from carpool.kernels.updates.adagrad import Adagrad
 from carpool.result import Outcome
 from carpool.testing.conformance import DOUBLE
 
 torch.manual_seed(0)
 REAL, NOISE = torch.randn(44, 3, dtype=torch.float64), torch.randn(44, 2, dtype=torch.float64)
+STREAM = DataLoader(TensorDataset(REAL, NOISE), batch_size=8)
 COSINE = partial(schedules.CosineAnnealingLR, T_max=7)
 BY_STEP = carpool.Schedule(COSINE, every="step")
 
@@ -49,20 +55,16 @@ def noisy_artist(model: Any, batch: Any) -> torch.Tensor:
     return artist(model, (batch[0], torch.randn(len(batch[0]), 2, dtype=torch.float64)))
 
 
-def job(seed: int, steps=(critic, artist), every=(1, 1), schedule=(None, None), **changes) -> carpool.Job:
-    lr = 1e-2 / (1 + seed)
+PLAIN = (torch.optim.Adam, partial(torch.optim.SGD, momentum=0.9))
+
+
+def job(
+    seed: int, steps=(critic, artist), every=(1, 1), schedule=(None, None), kinds=PLAIN, **changes
+) -> carpool.Job:
+    makes = [partial(kind, lr=1e-2 / (1 + seed)) for kind in kinds]
     phases = [
-        carpool.Phase(
-            steps[0], partial(torch.optim.Adam, lr=lr), schedule[0], every[0], "discriminator", "critic"
-        ),
-        carpool.Phase(
-            steps[1],
-            partial(torch.optim.SGD, lr=lr, momentum=0.9),
-            schedule[1],
-            every[1],
-            "generator",
-            "artist",
-        ),
+        carpool.Phase(steps[0], makes[0], schedule[0], every[0], "discriminator", "critic"),
+        carpool.Phase(steps[1], makes[1], schedule[1], every[1], "generator", "artist"),
     ]
     settings = {
         "epochs": 4,
@@ -78,7 +80,7 @@ def train(jobs: list[carpool.Job], strategy: str, **options) -> carpool.Results:
     return carpool.train(jobs, strategy=strategy, device="cpu", compile=False, reporters=[], **options)
 
 
-def by_hand(job: carpool.Job) -> tuple[nn.Module, dict[str, list[float]]]:
+def by_hand(job: carpool.Job) -> tuple[nn.Module, list[torch.optim.Optimizer], dict[str, list[float]]]:
     torch.manual_seed(job.seed)
     model = Gan()
     assert job.phases is not None
@@ -91,7 +93,8 @@ def by_hand(job: carpool.Job) -> tuple[nn.Module, dict[str, list[float]]]:
     number, last = 0, [0.0, 0.0]
     for epoch in range(job.epochs):
         totals = [0.0, 0.0]
-        for rows in torch.from_numpy(carpool.batch_order(job.seed, epoch, len(REAL))).split(job.batch_size):
+        order = carpool.batch_order(job.seed, epoch, len(REAL)) if job.shuffle else np.arange(len(REAL))
+        for rows in torch.from_numpy(order).split(job.batch_size):
             for place, phase in enumerate(job.phases):
                 if number % phase.every == 0:
                     made = phase.step(model, (REAL[rows], NOISE[rows]))
@@ -111,7 +114,7 @@ def by_hand(job: carpool.Job) -> tuple[nn.Module, dict[str, list[float]]]:
                 timer.step()
         for name, total in zip(history, totals, strict=True):
             history[name].append(total / len(REAL))
-    return model, history
+    return model, optimizers, history
 
 
 def assert_close(one: nn.Module, other: nn.Module, atol: float = DOUBLE) -> None:
@@ -119,8 +122,22 @@ def assert_close(one: nn.Module, other: nn.Module, atol: float = DOUBLE) -> None
         torch.testing.assert_close(mine, hers, rtol=0, atol=atol)
 
 
+def assert_same_state(mine: Sequence[torch.optim.Optimizer], hers: Sequence[torch.optim.Optimizer]) -> None:
+    for one, other in zip(mine, hers, strict=True):
+        assert one.param_groups[0]["lr"] == pytest.approx(other.param_groups[0]["lr"])
+        for p, q in zip(one.state.values(), other.state.values(), strict=True):
+            assert {name for name in p if p[name] is not None} == {name for name in q if q[name] is not None}
+            for slot, value in q.items():
+                torch.testing.assert_close(p[slot], value, rtol=0, atol=DOUBLE)
+
+
+TALLIED = (torch.optim.NAdam, partial(torch.optim.Adagrad, initial_accumulator_value=0.1))
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
+    "a tally, and state before the first step": {"kinds": TALLIED},
+    "the same seldom": {"kinds": TALLIED[::-1], "every": (2, 3)},
+    "one slot name in both": {"kinds": (torch.optim.NAdam, torch.optim.RAdam), "schedule": (BY_STEP, None)},
+    "streamed": {"data": STREAM, "shuffle": False, "every": (1, 2)},
     "clipped": {"clip_norm": 0.05},
     "generator seldom": {"every": (1, 4)},
     "both seldom": {"every": (2, 3), "schedule": (BY_STEP, BY_STEP)},
@@ -128,14 +145,15 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["fused", "in_turn"])
+@pytest.mark.parametrize("strategy", ["fused", "interleaved"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_gan_equals_a_loop_by_hand(case: str, strategy: str):
     jobs = [job(seed, **CASES[case]) for seed in range(3)]
     for one, result in zip(jobs, train(jobs, strategy), strict=True):
-        model, history = by_hand(one)
-        assert result.strategy == strategy
+        model, optimizers, history = by_hand(one)
+        assert (result.error, result.strategy) == (None, strategy)
         assert_close(result.model, model)
+        assert_same_state(result.optimizer, optimizers)
         for name, values in history.items():
             assert result.history[name] == pytest.approx(values, abs=DOUBLE)
         sums = [sum(pair) for pair in zip(*history.values(), strict=True)]
@@ -159,11 +177,20 @@ def test_noise_is_keyed_so_a_fused_gan_equals_itself_alone(every: tuple[int, int
         assert one.history.keys() == other.history.keys()
         for name, values in other.history.items():
             assert one.history[name] == pytest.approx(values, abs=DOUBLE), name
-        for mine, hers in zip(one.optimizer, other.optimizer, strict=True):
-            assert mine.param_groups[0]["lr"] == pytest.approx(hers.param_groups[0]["lr"])
-            for p, q in zip(mine.state.values(), hers.state.values(), strict=True):
-                for slot, value in q.items():
-                    torch.testing.assert_close(p[slot], value, rtol=0, atol=DOUBLE)
+        assert_same_state(one.optimizer, other.optimizer)
+
+
+class Forgetful(Adagrad):
+    def apply(self, weight, grad, slots, columns, options):
+        new, *kept = super().apply(weight, grad, slots, columns, options)
+        return [new, *(slot * 0.9 for slot in kept)]
+
+
+def test_the_check_looks_at_the_state_of_every_phase(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(UPDATES, torch.optim.Adagrad, Forgetful())
+    kinds = (torch.optim.Adam, torch.optim.Adagrad)
+    results = train([job(seed, kinds=kinds) for seed in range(2)], "auto")
+    assert "at 'sum' of 'generator." in results[0].reason
 
 
 def test_the_results_hold_a_tuple_of_optimizers_and_one_of_schedulers():

@@ -43,3 +43,10 @@ def test_convolutions_are_checked_as_tf32_where_torch_computes_them_so():
     gpu = torch.device("cuda")
     strict = tolerance(torch.float32, gpu, convolves=False)
     assert (tolerance(torch.float32, gpu, convolves=True) == strict) is not precision.convolves_in_tf32()
+
+
+def test_recurrent_nets_are_checked_as_tf32_where_cudnn_computes_them_so():
+    gpu = torch.device("cuda")
+    strict = tolerance(torch.float32, gpu, convolves=False)
+    loose = tolerance(torch.float32, gpu, convolves=False, recurs=True)
+    assert (loose == strict) is not precision.recurs_in_tf32()

@@ -272,6 +272,30 @@ OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], float]] = {
     "adam": (torch.optim.Adam, 2e-3),
     "adam_l2": (partial(torch.optim.Adam, weight_decay=1e-2, betas=(0.8, 0.95), eps=1e-6), 2e-3),
     "two_groups": (two_groups, 2e-3),
+    "amsgrad": (partial(torch.optim.Adam, amsgrad=True, betas=(0.8, 0.9)), 2e-3),
+    "adamw_amsgrad": (partial(torch.optim.AdamW, amsgrad=True, weight_decay=0.1), 2e-3),
+    "nadam": (partial(torch.optim.NAdam, weight_decay=1e-2, momentum_decay=0.02), 2e-3),
+    "nadam_decoupled": (
+        partial(torch.optim.NAdam, weight_decay=0.1, decoupled_weight_decay=True, betas=(0.8, 0.95)),
+        2e-3,
+    ),
+    "radam": (partial(torch.optim.RAdam, weight_decay=1e-2), 2e-3),
+    "radam_decoupled": (
+        partial(torch.optim.RAdam, weight_decay=0.1, decoupled_weight_decay=True, betas=(0.8, 0.95)),
+        2e-3,
+    ),
+    "adamax": (partial(torch.optim.Adamax, weight_decay=1e-2), 2e-3),
+    "rmsprop": (torch.optim.RMSprop, 1e-3),
+    "rmsprop_momentum": (partial(torch.optim.RMSprop, momentum=0.8, alpha=0.9, weight_decay=1e-2), 1e-3),
+    "rmsprop_centered": (
+        partial(torch.optim.RMSprop, centered=True, momentum=0.5, alpha=0.95, eps=1e-6),
+        1e-3,
+    ),
+    "adagrad": (
+        partial(torch.optim.Adagrad, lr_decay=0.01, initial_accumulator_value=0.1, weight_decay=1e-2),
+        2e-2,
+    ),
+    "adadelta": (partial(torch.optim.Adadelta, rho=0.8, weight_decay=1e-2), 0.5),
     "adamw": (partial(torch.optim.AdamW, weight_decay=0.1), 2e-3),
 }
 

@@ -9,6 +9,7 @@ import torch
 
 from carpool.adapters.base import JobState
 from carpool.adapters.torch.build import Built
+from carpool.kernels.updates import UPDATES
 
 
 def restore_into(built: Built, state: JobState) -> None:
@@ -38,13 +39,19 @@ def absorb_into(built: Built, state: JobState) -> None:
 
 
 def _owned(slot: str, value: Any, parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> Any:
-    """A slot on the parameter's device; torch keeps a "step" on the host unless the optimizer is capturable or fused."""
+    """A slot on the parameter's device; torch keeps numbers on the host unless the optimizer is capturable or fused."""
     if not isinstance(value, torch.Tensor):
         return value
     on_device = any(g.get("capturable") or g.get("fused") for g in optimizer.param_groups)
-    if slot == "step" and not on_device:
+    if is_number(optimizer, slot) and not on_device:
         return value.clone()
     return value.detach().clone().to(parameter.device)
+
+
+def is_number(optimizer: torch.optim.Optimizer, slot: str) -> bool:
+    """Whether a slot is one number for each parameter: a count or a tally."""
+    update = UPDATES.get(type(optimizer))
+    return slot == "step" or (update is not None and slot in dict(update.tallies))
 
 
 def group_options(built: Built) -> tuple[Mapping[str, Any], ...]:

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from carpool.adapters.torch.build import Arrays, Built
 from carpool.adapters.torch.signature import callable_signature, model_signature
 from carpool.kernels.updates import UPDATES
+from carpool.marks import Identity
 from carpool.planning.spec import Signature
 
 
@@ -29,7 +30,7 @@ def job_signature(built: Built) -> Signature:
     """What must be equal for two jobs to be stacked: behaviour, the optimizer's arithmetic, shapes of data."""
     job = built.job
     entries = behaviour(built)
-    entries += _optimizer_signature(built)
+    entries += optimizer_signature(built)
     entries += _data_signature("data", built.data)
     if built.validation is not None:
         entries += _data_signature("validation_data", built.validation)
@@ -42,13 +43,15 @@ def job_signature(built: Built) -> Signature:
     return tuple(entries)
 
 
-def _optimizer_signature(built: Built) -> list[tuple[str, Hashable]]:
+def optimizer_signature(built: Built) -> list[tuple[str, Hashable]]:
     names = {id(parameter): name for name, parameter in built.model.named_parameters()}
     entries: list[tuple[str, Hashable]] = []
     for place, phase in enumerate(built.phases):
         word = f"phases[{place}].optimizer" if built.job.phases else "optimizer"
         kind = type(phase.optimizer)
         entries.append((f"{word}=", f"{kind.__module__}.{kind.__qualname__}"))
+        # A class made in a function shares its name with others.
+        entries.append((f"{word}.class=", Identity(kind)))
         update = UPDATES.get(kind)
         for number, group in enumerate(phase.optimizer.param_groups):
             label = f"{word}.groups[{number}]="

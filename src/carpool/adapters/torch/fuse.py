@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -13,17 +12,19 @@ from torch.optim import Optimizer
 
 from carpool.adapters.base import Fuser, Prepared
 from carpool.adapters.torch import stack
+from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.fused import StackedSession, make_window
 from carpool.adapters.torch.layout import make_layout
-from carpool.adapters.torch.probe import Probe, blame
+from carpool.adapters.torch.probe import Probe
 from carpool.adapters.torch.program import trace_only
 from carpool.adapters.torch.stacked import PhaseRecipe, Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
+from carpool.adapters.torch.template import template
 from carpool.adapters.torch.window import Window
 from carpool.job import Job
-from carpool.kernels.updates import UPDATES
+from carpool.kernels.updates import UNFUSED, UPDATES
 from carpool.planning.cursor import Course
 from carpool.planning.spec import Signature
 
@@ -51,16 +52,7 @@ class TorchFuser(Fuser):
 
     def refusal(self, jobs: Sequence[Job]) -> str | None:
         known = [self._known(job) for job in jobs]
-        first = known[0]
-        reason = (
-            _stream_refusal(first)
-            or first.probe.failure
-            or _phases_refusal(first)
-            or _parameter_refusal(first)
-        )
-        for member in known:
-            reason = reason or _state_refusal(member)
-        return reason or self._trace_refusal(known)
+        return untraced_refusal(known) or self._trace_refusal(known)
 
     def _trace_refusal(self, known: Sequence[Known]) -> str | None:
         """Traces the step at the width it would run at; the trace is remembered for `open`."""
@@ -92,13 +84,24 @@ class TorchFuser(Fuser):
         )
 
 
+def untraced_refusal(known: Sequence[Known]) -> str | None:
+    """Why these members of one signature cannot be stacked, as far as it shows before a step is traced."""
+    first = known[0]
+    reason = (
+        _stream_refusal(first) or first.probe.failure or _phases_refusal(first) or _parameter_refusal(first)
+    )
+    for member in known:
+        reason = reason or _state_refusal(member)
+    return reason
+
+
 def make_recipe(known: Known) -> Recipe:
     """The recipe of a structure, with templates of its model that hold no memory of their own."""
-    template = _emptied(copy.deepcopy(known.built.model))
+    bare = template(known.built.model)
     return Recipe(
         layout=make_layout(known.built, known.probe.idle),
-        training=template,
-        evaluating=copy.deepcopy(template).eval(),
+        training=bare,
+        evaluating=copy.deepcopy(bare).eval(),
         phases=tuple(
             PhaseRecipe(phase.step, values, phase.every)
             for phase, values in zip(known.built.phases, known.probe.values, strict=True)
@@ -111,23 +114,6 @@ def make_recipe(known: Known) -> Recipe:
         accumulate=known.built.job.accumulate,
         precision=known.built.job.precision,
     )
-
-
-def _emptied(model: nn.Module) -> nn.Module:
-    """Parameters and buffers replaced by ones without memory: a step brings its own.
-
-    Not by `.to("meta")`, which makes a new parameter at each place and so unties tied weights.
-    """
-    empty: dict[int, Any] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                bare = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
-                module._parameters[name] = empty.setdefault(id(parameter), bare)
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = empty.setdefault(id(buffer), buffer.to("meta"))
-    return model
 
 
 def _stream_refusal(known: Known) -> str | None:
@@ -154,8 +140,8 @@ def _phases_refusal(known: Known) -> str | None:
 def _optimizer_refusal(optimizer: Optimizer) -> str | None:
     kind = type(optimizer)
     if kind not in UPDATES:
-        known = ", ".join(optimizer.__name__ for optimizer in UPDATES)
-        return f"{kind.__module__}.{kind.__qualname__} has no stacked update (there are: {known})"
+        why = UNFUSED.get(kind, "carpool.kernels.updates.register gives it one")
+        return f"{kind.__module__}.{kind.__qualname__} has no stacked update ({why})"
     hooks = [name for name in vars(optimizer) if name.endswith("_hooks") and getattr(optimizer, name)]
     if hooks:
         return f"the optimizer has {hooks[0].strip('_').replace('_', ' ')}"
@@ -208,7 +194,9 @@ def _state_refusal(known: Known) -> str | None:
         return None
     layout = make_layout(known.built, known.probe.idle)
     try:
-        stack.updates_done(layout, stack.initial_states(known.built))
+        state = stack.initial_states(known.built)
+        stack.updates_done(layout, state)
+        stack.tallied(layout, state)
     except ValueError as error:
         return f"{known.built.job.name!r}: {error}"
     return None

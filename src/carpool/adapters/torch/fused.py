@@ -265,7 +265,7 @@ class StackedSession(FusedSession):
             launch_s = program.launch_s()
         except Exception:  # a batch that raises here raises again when it counts, and is blamed on its row
             return False
-        return worth_compiling(total, launch_s, compile_guess_s(self._device))
+        return worth_compiling(total, launch_s, compile_guess_s(self._device, program.nodes))
 
     # Between chunks
 

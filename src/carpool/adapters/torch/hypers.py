@@ -175,7 +175,7 @@ def columns(layout: Layout, numbers: np.ndarray, counts: Tensor, due: Tensor, wi
     table = torch.from_numpy(numbers).to(counts.device)
     ordinals = due.cumsum(0).to(torch.float64) + ~due  # at a step without update: the next one's
     made = torch.zeros(*due.shape[:2], len(layout.spans), width, dtype=torch.float64, device=counts.device)
-    for update in {span.update: None for span in layout.spans}:
+    for update in {id(span.update): span.update for span in layout.spans}.values():
         places = [number for number, span in enumerate(layout.spans) if span.update is update]
         phases = [layout.spans[number].phase for number in places]
         named = {name: table[:, :, places, i] for i, name in enumerate(update.hypers)}

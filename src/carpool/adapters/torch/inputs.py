@@ -1,94 +1,121 @@
-"""Where a job alone gets its batches: gathered from arrays on the device, or taken from a stream."""
+"""What models are called with: arrays as tensors, cut into batches, and the outputs of batches joined again."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from carpool.adapters.torch.build import Built
-from carpool.adapters.torch.store import Store, shuffled
-from carpool.adapters.torch.streams import Streamed, supply_of
-from carpool.planning.cursor import Cursor, Supply
-
-
-class Inputs(ABC):
-    """The batches of one job."""
-
-    @abstractmethod
-    def batch(self, cursor: Cursor, ahead: int, size: int) -> Any:
-        """The batch `ahead` batches after the cursor's, which has `size` samples."""
-
-    def supply(self) -> Supply | None:
-        """What is there of a stream."""
-        raise NotImplementedError("arrays are all there")
-
-    def depth(self) -> tuple[int, int] | None:
-        return None
-
-    def take(self, count: int) -> None:
-        """So many batches are used up."""
-        return
-
-    def close(self) -> None:
-        return
+from carpool.errors import DataError, sentence
 
 
-class Held(Inputs):
-    """Arrays on the device, in the order of `carpool.batch_order`."""
+@dataclass(frozen=True)
+class Inputs:
+    """A nest of tensors and plain values; a tuple or list is several arguments, a dict keywords, all else one argument."""
 
-    def __init__(self, built: Built, device: str, store: Store) -> None:
-        self._data = built.data
-        self._tensors = [store.on(device, tensor) for tensor in built.data.tensors]
-        self._seed, self._shuffle, self._size = built.seed, built.job.shuffle, built.job.batch_size
-        self._device = device
-        self._order: tuple[int, torch.Tensor] | None = None
+    leaves: tuple[Any, ...]
+    nest: pytree.TreeSpec
 
-    def batch(self, cursor: Cursor, ahead: int, size: int) -> Any:
-        start = (cursor.batch + ahead) * self._size
-        index = self._positions(cursor.epoch)[start : start + size]
-        return self._data.batch([tensor[index] for tensor in self._tensors])
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
 
-    def _positions(self, epoch: int) -> torch.Tensor:
-        if self._order is None or self._order[0] != epoch:
-            data = self._data
-            places = data.index if data.index is not None else torch.arange(data.length)
-            places = places.to(self._device)
-            if self._shuffle:
-                seed = torch.tensor([self._seed], device=self._device)
-                places = shuffled(places[None], seed, torch.tensor([epoch], device=self._device))[0]
-            self._order = (epoch, places)
-        return self._order[1]
+    @property
+    def device(self) -> torch.device:
+        return self.tensors[0].device
 
-    def close(self) -> None:
-        self._tensors, self._order = [], None
+    @property
+    def length(self) -> int:
+        """How many samples there are; 1 where no tensor has a first dimension."""
+        return next((len(tensor) for tensor in self.tensors if tensor.dim()), 1)
 
+    def batches(self, size: int | None) -> Iterator[Inputs]:
+        """The inputs in batches of `size`; the last may be short. Plain values and 0-d tensors go to every batch."""
+        if size is None or size >= self.length:
+            yield self
+            return
+        for start in range(0, self.length, size):
+            part = slice(start, start + size)
+            cut = (leaf[part] if isinstance(leaf, Tensor) and leaf.dim() else leaf for leaf in self.leaves)
+            yield Inputs(tuple(cut), self.nest)
 
-class Flowing(Inputs):
-    """A stream's batches as they come."""
+    def on(self, device: torch.device | str) -> Inputs:
+        """Copies on a device: a model that writes into its input writes into its own."""
+        moved = (leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves)
+        return Inputs(tuple(moved), self.nest)
 
-    def __init__(self, data: Streamed, epochs: int) -> None:
-        assert data.source is not None
-        self._tap = data.source.tap(epochs)
+    def holding(self, tensors: Sequence[Tensor]) -> Inputs:
+        """The same nest with other tensors."""
+        given = iter(tensors)
+        return Inputs(
+            tuple(next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves), self.nest
+        )
 
-    def batch(self, cursor: Cursor, ahead: int, size: int) -> Any:
-        return self._tap.ready()[ahead].batch.whole()
-
-    def supply(self) -> Supply | None:
-        return supply_of(self._tap.ready())
-
-    def depth(self) -> tuple[int, int]:
-        return self._tap.depth, self._tap.capacity
-
-    def take(self, count: int) -> None:
-        self._tap.take(count)
-
-    def close(self) -> None:
-        self._tap.close()
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional arguments and keywords of a call."""
+        value = pytree.tree_unflatten(list(self.leaves), self.nest)
+        if isinstance(value, dict):
+            return (), value
+        return (tuple(value) if isinstance(value, tuple | list) else (value,)), {}
 
 
-def inputs_of(built: Built, device: str, store: Store) -> Inputs:
-    if isinstance(built.data, Streamed):
-        return Flowing(built.data, built.job.epochs)
-    return Held(built, device, store)
+def read_inputs(value: Any) -> Inputs:
+    """The inputs as a user gives them, checked."""
+    leaves, nest = pytree.tree_flatten(value)
+    made = Inputs(
+        tuple(torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves), nest
+    )
+    if not made.tensors:
+        raise DataError(
+            sentence(
+                "a torch tensor or NumPy array as inputs, or a tuple or dict of them",
+                type(value).__name__,
+                "convert it, with torch.as_tensor say",
+            )
+        )
+    lengths = [len(tensor) for tensor in made.tensors if tensor.dim()]
+    if 0 in lengths:
+        raise DataError(sentence("at least one sample as inputs", "0", "pass inputs that are not empty"))
+    return made
+
+
+def check_lengths(inputs: Inputs) -> None:
+    """Raises where inputs cannot be cut into batches together."""
+    lengths = [len(tensor) for tensor in inputs.tensors if tensor.dim()]
+    if len(set(lengths)) > 1:
+        raise DataError(
+            sentence(
+                "inputs of one length beside batch_size=", f"lengths {lengths}", "align them, or leave it out"
+            )
+        )
+
+
+def joined(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """The outputs of several batches as if there had been one."""
+    if len(parts) == 1:
+        return parts[0]
+    flat = [pytree.tree_flatten(part) for part in parts]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    return pytree.tree_unflatten([_joined(column, sizes) for column in columns], flat[0][1])
+
+
+def _joined(column: Sequence[Any], sizes: Sequence[int]) -> Any:
+    if all(
+        isinstance(leaf, Tensor) and leaf.shape[:1] == (n,) for leaf, n in zip(column, sizes, strict=True)
+    ):
+        return torch.cat(list(column))
+    if not isinstance(column[0], Tensor) and all(leaf == column[0] for leaf in column):
+        return column[0]
+    shown = tuple(column[0].shape) if isinstance(column[0], Tensor) else repr(column[0])
+    raise DataError(
+        sentence(
+            "outputs with a row for each sample, to join batches",
+            f"{shown} from a batch of {sizes[0]}",
+            "leave batch_size out",
+        )
+    )

@@ -66,6 +66,12 @@ class Layout:
         return tuple(dict.fromkeys(slot for span in self.spans for slot in span.slots))
 
     @property
+    def tallies(self) -> dict[str, list[float]]:
+        """For each tally its value before the first update, group by group; zero where a group has none such."""
+        names = dict.fromkeys(name for span in self.spans for name, _ in span.update.tallies)
+        return {name: [dict(span.update.tallies).get(name, 0.0) for span in self.spans] for name in names}
+
+    @property
     def hypers(self) -> int:
         """The most hyper-parameters that a group has."""
         return max(len(span.update.hypers) for span in self.spans)
@@ -119,8 +125,7 @@ def make_layout(built: Built, idle: frozenset[str]) -> Layout:
         for group in phase.optimizer.param_groups:
             held = [(names[id(p)], tuple(p.shape)) for p in group["params"] if id(p) in names]
             leaves, stop = _placed(held, at, phase)
-            options = {key: value for key, value in group.items() if key != "params"}
-            slots, columns = update.slots(group), _num_columns(update)
+            slots, options, columns = update.slots(group), dict(update.structure(group)), _num_columns(update)
             spans.append(Span(leaves, at, stop, slots, options, update, number, columns))
             at = stop
     dtype = next(p.dtype for p in built.model.parameters() if id(p) in names)

@@ -31,6 +31,11 @@ def convolves_in_tf32() -> bool:
     return _read("cudnn.conv") == "tf32"
 
 
+def recurs_in_tf32() -> bool:
+    """True unless the user said otherwise, likewise."""
+    return _read("cudnn.rnn") == "tf32"
+
+
 def computing_in(word: str, device: str) -> AbstractContextManager[object]:
     """What a job's `precision=` puts around its forward pass and loss on this type of device."""
     lowered = computes_in_16_bits(word, device)

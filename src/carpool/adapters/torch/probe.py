@@ -7,10 +7,8 @@ probed; that is not an error here, it only cannot be stacked.
 from __future__ import annotations
 
 import copy
-import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +16,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
+from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Arrays, Built, Step
 from carpool.adapters.torch.phases import combined
-from carpool.errors import CarpoolError, described
-from carpool.kernels.random import Keyed
+from carpool.errors import CarpoolError
+from carpool.kernels.recurrent import lent
+from carpool.kernels.table import stacked
 
 Entries = Sequence[tuple[str, Hashable]]
 
@@ -44,7 +44,10 @@ class Stepped(nn.Module):
 
 def call(module: Stepped, leaves: Mapping[str, torch.Tensor], batch: Any, place: Any) -> Any:
     """Runs the objective on these parameters and buffers, named as in the user's model."""
-    return functional_call(module, {f"model.{name}": leaf for name, leaf in leaves.items()}, (batch, place))
+    with lent(module):
+        return functional_call(
+            module, {f"model.{name}": leaf for name, leaf in leaves.items()}, (batch, place)
+        )
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ def _probe_phase(
         saved.append(tensor.nbytes)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), Keyed(0, 0, number) as key:
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), stacked(0, 0, number) as key:
         values, _ = call(Stepped(built.model, phase.step), leaves, batch, _empty_place())
     grads = torch.autograd.grad(values[phase.loss], [leaves[name] for name in learning], allow_unused=True)
     idle = frozenset(name for name, grad in zip(learning, grads, strict=True) if grad is None)
@@ -162,7 +165,7 @@ def _evaluated_values(built: Built, leaves: Mapping[str, torch.Tensor], device: 
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
-        with torch.no_grad(), Keyed(0, 0):
+        with torch.no_grad(), stacked(0, 0):
             batch = _empty_batch(built.validation, built.job.batch_size, device)
             values, _ = call(module, leaves, batch, _empty_place())
     finally:
@@ -180,21 +183,3 @@ def _empty_batch(arrays: Arrays, size: int, device: str) -> Any:
 
 def _loss_first(values: Mapping[str, Any], loss: str) -> tuple[str, ...]:
     return (*(name for name in values if name == loss), *(name for name in values if name != loss))
-
-
-def blame(error: BaseException) -> str:
-    """An error in one line, with the user's own line that led to it."""
-    line = _users_line(traceback.extract_tb(error.__traceback__))
-    text = described(error)
-    return text[:300] + (f" (at {line})" if line else "")
-
-
-_OURS = str(Path(__file__).parents[2])
-_TORCHS = str(Path(torch.__file__).parent)
-
-
-def _users_line(frames: Sequence[traceback.FrameSummary]) -> str | None:
-    for frame in reversed(frames):
-        if not frame.filename.startswith((_OURS, _TORCHS, "<")):
-            return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
-    return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from carpool.adapters.torch import precision
@@ -29,13 +30,14 @@ _compile_guess_s = {
     "cpu": 6.0,
     "cuda": 12.0,
 }  # cold compilation of a small network, measured on 2 cores and on an H200
+_SMALL_NODES = 200  # such a network's step, traced; from there compiling takes about as long a node
 
 
 @dataclass
 class _Ready:
     """A traced step and, when it was compiled, the compiled one."""
 
-    traced: Callable[..., None]
+    traced: GraphModule
     compiled: Callable[..., None] | None = None
 
     @property
@@ -48,9 +50,9 @@ class _Ready:
 _memory: OrderedDict[Hashable, _Ready] = OrderedDict()
 
 
-def compile_guess_s(device: str) -> float:
-    """What compiling a step is expected to take before one has been measured."""
-    return _compile_guess_s[torch.device(device).type]
+def compile_guess_s(device: str, nodes: int = 0) -> float:
+    """What compiling a step of so many operations is expected to take before one has been measured."""
+    return _compile_guess_s[torch.device(device).type] * max(1.0, nodes / _SMALL_NODES)
 
 
 class Program:
@@ -61,7 +63,7 @@ class Program:
         self._inputs = list(tensors.values())
         self._device = self._inputs[0].device
         started = time.perf_counter()
-        self._ready = _remembered((key, _shapes(tensors), _flags()), lambda: _trace(step, tensors))
+        self._ready = _remembered((key, _shapes(tensors), flags()), lambda: _trace(step, tensors))
         self._call = self._ready.best
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
@@ -70,6 +72,11 @@ class Program:
     @property
     def compiled(self) -> bool:
         return self._ready.compiled is not None
+
+    @property
+    def nodes(self) -> int:
+        """How many operations the traced step has: an unrolled recurrence has many."""
+        return len(self._ready.traced.graph.nodes)
 
     def compile(self) -> None:
         """Compiles the traced step; where the compiler is missing or fails, the traced step stays."""
@@ -157,7 +164,7 @@ def _trace(step: Callable[[Tensors], None], tensors: Tensors) -> _Ready:
 
 def trace_only(step: Callable[[Tensors], None], tensors: Tensors, key: Hashable) -> None:
     """Traces a step and remembers it; raises what tracing raises."""
-    _remembered((key, _shapes(tensors), _flags()), lambda: _trace(step, tensors))
+    _remembered((key, _shapes(tensors), flags()), lambda: _trace(step, tensors))
 
 
 def _remembered(key: Hashable, make: Callable[[], _Ready]) -> _Ready:
@@ -173,7 +180,7 @@ def _shapes(tensors: Tensors) -> Hashable:
     return tuple((name, tuple(t.shape), t.dtype, str(t.device)) for name, t in tensors.items())
 
 
-def _flags() -> Hashable:
+def flags() -> Hashable:
     """Global settings that a compiled step has baked in."""
     return (
         precision.settings(),

@@ -13,16 +13,22 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
-from carpool.adapters.torch.absorb import absorb_into, group_options, scheduler_state, slots_by_key
+from carpool.adapters.torch.absorb import (
+    absorb_into,
+    group_options,
+    is_number,
+    scheduler_state,
+    slots_by_key,
+)
+from carpool.adapters.torch.batches import batches_of
 from carpool.adapters.torch.build import Arrays, Built, ManualStep, reseed, seeded
 from carpool.adapters.torch.cadence import due_at
 from carpool.adapters.torch.clock import Stream
-from carpool.adapters.torch.inputs import inputs_of
 from carpool.adapters.torch.phases import combined
 from carpool.adapters.torch.precision import untouched
 from carpool.adapters.torch.stacked import evaluation_step
 from carpool.adapters.torch.store import Store
-from carpool.kernels.random import Keyed
+from carpool.kernels.table import alone
 from carpool.planning.cursor import Chunk, Course, Cursor, Supply
 
 _SLICE_S = 0.05  # how long a chunk may take: whoever shares the device waits for it
@@ -36,12 +42,13 @@ class SoloSession(Session):
         self._kind = torch.device(device).type
         self._homes = _homes(built.model)
         self._home = vars(built.model).get("_device")  # where a LightningModule says that it is
-        self._inputs = inputs_of(built, device, store)
+        self._batches = batches_of(built, device, store)
         held = built.validation.tensors if built.validation else ()
         self._validation = [store.on(device, tensor) for tensor in held]
         self._best: dict[str, torch.Tensor] = {}
         self._steps = 0
         self._shown: dict[int, dict[str, float]] = {}
+        self._plain = len(built.phases) == 1 and not built.phases[0].name
         self.schedules = any(phase.timer is not None for phase in built.phases)
         self._diverged = False
         self._random = random
@@ -55,10 +62,10 @@ class SoloSession(Session):
         return self._stream.turn()
 
     def supply(self, row: int) -> Supply | None:
-        return self._inputs.supply()
+        return self._batches.supply()
 
     def depth(self, row: int) -> tuple[int, int] | None:
-        return self._inputs.depth()
+        return self._batches.depth()
 
     def advance(self, chunk: Chunk) -> Ticket:
         """Runs the chunk's steps, or as many as fit the slice."""
@@ -80,7 +87,7 @@ class SoloSession(Session):
                 for name, value in values.items():
                     totals[name] = totals.get(name, 0.0) + value * chunk.size
                 done += 1
-        self._inputs.take(done)
+        self._batches.take(done)
         ticket = Ticket(chunk.shortened(done), (totals, done, False))
         if error is not None:
             raise StepFailure(ticket, {0: error}) from error
@@ -90,26 +97,40 @@ class SoloSession(Session):
         """One step's values; None when the loss is not finite, and then nothing has changed."""
         built, cursor = self._built, chunk.cursors[0]
         step, batch = cursor.step + ahead, cursor.batch + ahead
-        inputs = self._inputs.batch(cursor, ahead, chunk.size)
+        inputs = self._batches.batch(cursor, ahead, chunk.size)
         reseed(built.seed * 1_000_003 + step)  # for operators that are not keyed
         if built.manual is not None:
             return self._take_manually(built.manual, inputs, batch, step)
         due = due_at(built, chunk, 0, ahead)
-        for number, phase in enumerate(built.phases):
+        if self._plain:
+            values = self._take_phase(0, inputs, batch, step, due[0])
+        else:
+            values = self._take_phases(inputs, batch, step, due)
+        if values is None:
+            return None
+        self._steps = step + 1
+        if self.schedules:
+            for phase, updated in zip(built.phases, due, strict=True):
+                if updated and phase.timer is not None:
+                    phase.timer.step_update()
+        return values
+
+    def _take_phases(
+        self, inputs: Any, batch: int, step: int, due: Sequence[bool]
+    ) -> dict[str, float] | None:
+        """The updates of a step with phases; one that sits out shows what it showed last."""
+        phases = self._built.phases
+        for number, phase in enumerate(phases):
             if step % phase.every == 0:
                 values = self._take_phase(number, inputs, batch, step, due[number])
                 if values is None:
                     return None
                 self._shown[number] = values
-        self._steps = step + 1
-        for phase, updated in zip(built.phases, due, strict=True):
-            if updated and phase.timer is not None:
-                phase.timer.step_update()
-        return combined(built.job, [phase.loss for phase in built.phases], list(self._shown.values()))
+        return combined(self._built.job, [phase.loss for phase in phases], list(self._shown.values()))
 
     def _take_manually(self, take: ManualStep, inputs: Any, batch: int, step: int) -> dict[str, float] | None:
         """A step that updates by itself; None when its loss is not finite, and then what it did stands."""
-        with torch.enable_grad(), Keyed(self._built.seed, step):
+        with torch.enable_grad(), alone(self._built.seed, step):
             values = take(self._built.model, inputs, batch, self._built.phases)
         if not math.isfinite(values["loss"]):
             return None
@@ -124,13 +145,15 @@ class SoloSession(Session):
         buffers = {name: b.clone() for name, b in built.model.named_buffers()} if self._buffered else {}
         if batch % built.job.accumulate == 0:
             phase.optimizer.zero_grad(set_to_none=True)
-        with torch.enable_grad(), Keyed(built.seed, step, number) if self._random else nullcontext():
+        with torch.enable_grad(), alone(built.seed, step, number) if self._random else nullcontext():
             values = phase.step(built.model, inputs, batch)
         loss = values[phase.loss]
         if not math.isfinite(loss.item()):
             _restore(built.model, buffers)
             return None
-        (loss / built.job.accumulate).backward(inputs=phase.trained if phase.name else None)
+        if built.job.accumulate > 1:
+            loss = loss / built.job.accumulate
+        loss.backward(inputs=phase.trained if phase.name else None)
         if due:
             if built.job.clip_norm is not None:
                 clip_grad_norm_(
@@ -152,7 +175,7 @@ class SoloSession(Session):
         with torch.no_grad(), seeded(self._built.job.seed), evaluating(self._built.model):
             batches = _batches(validation, self._validation, self._course.batch_size)
             for number, (size, batch) in enumerate(batches):
-                with Keyed(self._built.seed, evaluation_step(self._steps, number)):
+                with alone(self._built.seed, evaluation_step(self._steps, number)):
                     values = self._built.evaluate(self._built.model, batch, number)
                 for name, value in values.items():
                     totals[name] = totals.get(name, 0.0) + value.to(torch.float64) * size
@@ -201,7 +224,7 @@ class SoloSession(Session):
         if self._home is not None:
             vars(self._built.model)["_device"] = self._home
         _follow(self._built)
-        self._inputs.close()
+        self._batches.close()
         self._validation, self._best = [], {}
         if self._device.startswith("cuda"):
             torch.cuda.empty_cache()
@@ -234,11 +257,13 @@ def _move(built: Built, device: str) -> None:
 
 def _follow(built: Built) -> None:
     """The optimizer's state to where its parameters are; a host-side step counter stays on the host."""
-    states = (item for phase in built.phases for item in phase.optimizer.state.items())
-    for parameter, slots in states:
-        for name, slot in slots.items():
-            if isinstance(slot, torch.Tensor) and (name != "step" or slot.device.type != "cpu"):
-                slots[name] = slot.to(parameter.device)
+    for phase in built.phases:
+        for parameter, slots in phase.optimizer.state.items():
+            for name, slot in slots.items():
+                if isinstance(slot, torch.Tensor) and (
+                    not is_number(phase.optimizer, name) or slot.device.type != "cpu"
+                ):
+                    slots[name] = slot.to(parameter.device)
 
 
 def _restore(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,25 +12,33 @@ from carpool.adapters.base import JobState
 from carpool.adapters.torch.absorb import group_options, scheduler_state, slots_by_key
 from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.layout import Layout
+from carpool.kernels.updates import number_dtype
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Cursor
 
 Tensors = dict[str, Tensor]
 
 
-def state_tensors(layout: Layout, built: Built, width: int, values: int, device: str) -> Tensors:
+def state_tensors(
+    layout: Layout, built: Built, width: int, values: int, device: str, shared: Collection[str] = ()
+) -> Tensors:
     """What the members are: weights, optimizer slots, fixed parameters and buffers, a row for each.
 
-    Where a phase may sit a step out, also the values that its last run showed.
+    Where a phase may sit a step out, also the values that its last run showed. `shared` leaves are one object in all
+    members and get no rows.
     """
     learning = {leaf.name for leaf in layout.leaves}
     made = {"weights": torch.zeros(width, layout.width, dtype=layout.dtype, device=device)}
     for slot in layout.slots:
         made[f"slot:{slot}"] = torch.zeros(width, layout.width, dtype=layout.dtype, device=device)
+    for tally, starts in layout.tallies.items():
+        before = torch.tensor(starts, dtype=number_dtype(), device=device)
+        made[f"tally:{tally}"] = before.repeat(width, 1)
     for name, parameter in built.model.named_parameters():
-        if name not in learning:
+        if name not in learning and name not in shared:
             made[f"fixed:{name}"] = torch.zeros(width, *parameter.shape, dtype=parameter.dtype, device=device)
     for name, buffer in built.model.named_buffers():
-        made[f"buffer:{name}"] = torch.zeros(width, *buffer.shape, dtype=buffer.dtype, device=device)
+        if name not in shared:
+            made[f"buffer:{name}"] = torch.zeros(width, *buffer.shape, dtype=buffer.dtype, device=device)
     if any(phase.every > 1 for phase in built.phases):
         made["last"] = torch.zeros(width, values, dtype=torch.float64, device=device)
     if built.job.accumulate > 1:
@@ -75,7 +83,11 @@ def evaluation_tensors(state: Tensors, values: int, device: str) -> Tensors:
     """The same members with a feed of their own for validation."""
     width = len(state["weights"])
     kept = {name: t for name, t in state.items() if is_state(name) or name == "seeds"}
-    kept = {name: t for name, t in kept.items() if not name.startswith("slot:") and name not in _OF_UPDATES}
+    kept = {
+        name: t
+        for name, t in kept.items()
+        if not name.startswith(("slot:", "tally:")) and name not in _OF_UPDATES
+    }
     return kept | {
         "active": torch.zeros(width, dtype=torch.bool, device=device),
         "start": torch.zeros(width, dtype=torch.int64, device=device),
@@ -126,6 +138,9 @@ def write_rows(layout: Layout, tensors: Tensors, rows: Sequence[int], states: Se
             )
         else:  # fresh optimizers: zeros need no trip from the host
             tensors[f"slot:{slot}"].index_fill_(0, index, 0)
+    for tally in layout.tallies:
+        rows_of = [tallied(layout, state)[tally] for state in states]
+        _put(tensors[f"tally:{tally}"], index, torch.tensor(rows_of, dtype=torch.float64))
     for name, tensor in tensors.items():
         kind, _, leaf = name.partition(":")
         if kind in ("fixed", "buffer"):
@@ -169,6 +184,20 @@ def updates_done(layout: Layout, state: JobState) -> np.ndarray:
     return counts
 
 
+def tallied(layout: Layout, state: JobState) -> dict[str, list[float]]:
+    """The tallies of each parameter group. Raises ValueError where a group's leaves disagree."""
+    found: dict[str, list[float]] = {}
+    for tally, starts in layout.tallies.items():
+        found[tally] = []
+        for span, start in zip(layout.spans, starts, strict=True):
+            held = (state.optimizer.get(leaf.key, {}) for leaf in span.leaves)
+            seen = {float(slots.get(tally, start)) for slots in held}
+            if len(seen) > 1:
+                raise ValueError(f"parameters of one group differ in {tally!r} ({sorted(seen)})")
+            found[tally].append(next(iter(seen), start))
+    return found
+
+
 def _count(slots: Mapping[str, Tensor]) -> float:
     if "step" in slots:
         return float(slots["step"])
@@ -189,12 +218,9 @@ def read_rows(
 
 def is_state(name: str) -> bool:
     """Whether a tensor of this name is part of what a member is."""
-    return name in ("weights", "steps", *_OF_UPDATES) or name.startswith(("slot:", "fixed:", "buffer:"))
-
-
-def _counter_dtype() -> torch.dtype:
-    """What torch's own optimizers give their "step"."""
-    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+    return name in ("weights", "steps", *_OF_UPDATES) or name.startswith(
+        ("slot:", "tally:", "fixed:", "buffer:")
+    )
 
 
 def _read(layout: Layout, out: Tensors, i: int, built: Built) -> JobState:
@@ -206,11 +232,13 @@ def _read(layout: Layout, out: Tensors, i: int, built: Built) -> JobState:
             model[leaf] = tensor[i]
     optimizer: dict[str, dict[str, Tensor]] = {}
     slots = {slot: layout.row(out[f"slot:{slot}"][i]) for slot in layout.slots}
-    for span, updates in zip(layout.spans, out["updates"][i].tolist(), strict=True):
-        if updates == 0:
-            continue  # a real optimizer has no state before its first step
+    for number, (span, updates) in enumerate(zip(layout.spans, out["updates"][i].tolist(), strict=True)):
+        update = span.update
+        if updates == 0 and not update.eager:
+            continue  # most optimizers have no state before their first step
         for leaf in span.leaves:
-            counter = {"step": torch.tensor(updates, dtype=_counter_dtype())} if span.update.counts else {}
-            if own := counter | {slot: slots[slot][leaf.name] for slot in span.slots}:
+            counter = {"step": update.counter(updates)} if update.counts else {}
+            tallies = {tally: out[f"tally:{tally}"][i, number].clone() for tally, _ in update.tallies}
+            if own := counter | tallies | {slot: slots[slot][leaf.name] for slot in span.slots}:
                 optimizer[leaf.key] = own
     return JobState(Cursor(step=steps), model, optimizer, group_options(built), scheduler_state(built))

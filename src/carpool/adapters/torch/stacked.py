@@ -18,7 +18,7 @@ from carpool.adapters.torch.build import Step
 from carpool.adapters.torch.layout import Layout
 from carpool.adapters.torch.precision import WideNorms, untouched
 from carpool.adapters.torch.probe import Stepped, call
-from carpool.kernels.random import Keyed
+from carpool.kernels.table import batched_or_refused, stacked
 from carpool.kernels.updates import clipped
 
 Tensors = dict[str, Tensor]
@@ -98,7 +98,7 @@ def _take_phase(
         step: Tensor,
         place: Tensor,
     ) -> Any:
-        with Keyed(seed, step, number), WideNorms():
+        with stacked(seed, step, number), WideNorms():
             values, after = call(module, {**learning, **fixed, **buffers}, recipe.batch(batch), place)
         shown = torch.stack([values[name].detach().to(torch.float64) for name in phase.values])
         loss = values[phase.values[0]] / recipe.accumulate
@@ -108,19 +108,15 @@ def _take_phase(
     weights, buffers = layout.views(t["weights"]), _prefixed(t, "buffer:")
     fixed = _prefixed(t, "fixed:") | {name: leaf for name, leaf in weights.items() if name not in own}
     trial = {name: buffer.clone() for name, buffer in buffers.items()}
-    grads, (shown, after) = vmap(grad(member, has_aux=True))(
-        {name: leaf for name, leaf in weights.items() if name in own},
-        fixed,
-        trial,
-        batch,
-        t["seeds"],
-        t["steps"],
-        place,
-    )
+    learning = {name: leaf for name, leaf in weights.items() if name in own}
+    with batched_or_refused():
+        grads, (shown, after) = vmap(grad(member, has_aux=True))(
+            learning, fixed, trial, batch, t["seeds"], t["steps"], place
+        )
     runs = due if phase.every > 1 else torch.ones_like(due)
     moved = moved & (torch.isfinite(shown[:, 0]) | ~runs)
     ran, due = moved & runs, moved & due
-    _update(recipe, number, t, _gathered(t, layout.flat(grads, number), ran, due), due)
+    update_rows(recipe, number, t, _gathered(t, layout.flat(grads, number), ran, due), due)
     for name, buffer in buffers.items():
         buffer.copy_(torch.where(_beside(ran, buffer), after[name], buffer))
     if phase.every > 1:
@@ -144,7 +140,7 @@ def evaluate_step(recipe: Recipe, size: int, full: int, shared: bool) -> Callabl
     module = Stepped(recipe.evaluating, recipe.evaluate)
 
     def member(leaves: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor, number: Tensor) -> Tensor:
-        with Keyed(seed, step), WideNorms():
+        with stacked(seed, step), WideNorms():
             values, _ = call(module, leaves, recipe.validation_batch(batch), number)
         return torch.stack([values[name].to(torch.float64) for name in recipe.evaluated])
 
@@ -210,7 +206,8 @@ def _gathered(t: Tensors, grads: Tensor, moved: Tensor, due: Tensor) -> Tensor:
     return total
 
 
-def _update(recipe: Recipe, phase: int, t: Tensors, grads: Tensor, due: Tensor) -> None:
+def update_rows(recipe: Recipe, phase: int, t: Tensors, grads: Tensor, due: Tensor) -> None:
+    """A phase's update of the rows that are due, from gradients that are clipped first where jobs say so."""
     if recipe.clips:
         grads = clipped(grads, t["clip"].to(grads.dtype)[:, None])
     scalars = t["table"].index_select(0, t["k"].view(1))[0]
@@ -225,6 +222,7 @@ def _update(recipe: Recipe, phase: int, t: Tensors, grads: Tensor, due: Tensor) 
         part, own = slice(span.start, span.stop), slice(span.start - first, span.stop - first)
         columns = [column[:, None] for column in scalars[:, number, : span.num_columns].unbind(-1)]
         old = [t["weights"][:, part], *(t[f"slot:{slot}"][:, part] for slot in span.slots)]
+        old += [t[f"tally:{tally}"][:, number : number + 1] for tally, _ in span.update.tallies]
         new = span.update.apply(old[0], grads[:, own], old[1:], columns, span.options)
         for before, after in zip(old, new, strict=True):
             before.copy_(torch.where(mask, after, before))

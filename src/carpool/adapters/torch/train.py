@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,19 @@ from carpool.adapters.base import Adapter, JobState, Session, Trained
 from carpool.adapters.torch import lightning
 from carpool.adapters.torch.absorb import absorb_into
 from carpool.adapters.torch.behaviour import behaviour, job_signature
-from carpool.adapters.torch.build import Arrays, Built, build_data, build_model
+from carpool.adapters.torch.build import Arrays, Built, LivePhase, build_data, build_model
 from carpool.adapters.torch.fuse import Known, TorchFuser
+from carpool.adapters.torch.keep import Kept
+from carpool.adapters.torch.members import make_members
 from carpool.adapters.torch.phases import build_phases, evaluation
+from carpool.adapters.torch.predict import predict
 from carpool.adapters.torch.probe import Probe, probe
 from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.store import Store, key_of
 from carpool.adapters.torch.streams import Streamed, Streams, is_stream
 from carpool.errors import DeviceError, ModelError, sentence
 from carpool.job import Job
+from carpool.kernels.updates import UPDATES
 from carpool.planning.cursor import Course
 from carpool.planning.spec import ModelSpec, Signature
 
@@ -166,6 +170,14 @@ class TorchAdapter(Adapter):
 
         save_model(model, str(path))
 
+    def predict(self, models: Sequence[Any], inputs: Any, batch_size: int | None, device: str) -> list[Any]:
+        return predict(models, inputs, batch_size, self.device(device))
+
+    def stack(
+        self, models: Sequence[Any], optimizers: Sequence[Any], seeds: Sequence[int], compile: bool
+    ) -> Kept:
+        return Kept(make_members(models, optimizers, seeds), compile)
+
 
 def _course(built: Built) -> Course:
     data, epochs = built.data, built.job.epochs
@@ -179,8 +191,19 @@ def _updates_itself(job: Job, model: nn.Module) -> bool:
 
 
 def _state_bytes(built: Built) -> int:
-    """Weights, gradients (twice where they accumulate), and two optimizer slots for what is trained."""
+    """Weights, gradients (twice where they accumulate), and optimizer slots for what is trained.
+
+    Of slots there are two, or as many as the optimizer of any phase has if that is more.
+    """
     parameters = list(built.model.parameters())
     held = sum(t.nbytes for t in (*parameters, *built.model.buffers()))
     trained = sum(p.nbytes for p in parameters if p.requires_grad)
-    return held + (3 if built.job.accumulate == 1 else 4) * trained
+    grads = 1 if built.job.accumulate == 1 else 2
+    return held + (grads + max([2, *map(_num_slots, built.phases)])) * trained
+
+
+def _num_slots(phase: LivePhase) -> int:
+    update = UPDATES.get(type(phase.optimizer))
+    return (
+        max((len(update.slots(group)) for group in phase.optimizer.param_groups), default=0) if update else 0
+    )

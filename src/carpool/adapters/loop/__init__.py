@@ -1,0 +1,1 @@
+"""Loops of the user's own."""

@@ -1,0 +1,57 @@
+"""A training loop of one's own as a job: it runs beside everything else, a step at a time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from carpool.errors import JobError, sentence
+from carpool.job import Job
+
+
+@dataclass(frozen=True)
+class OwnLoop:
+    """A generator function with its arguments; every so many steps are a row of the history."""
+
+    function: Callable[..., Iterator[Mapping[str, Any]]]
+    arguments: tuple[Any, ...]
+    every: int
+
+
+def Loop(  # reads like Job beside it
+    function: Callable[..., Iterator[Mapping[str, Any]]],
+    *arguments: Any,
+    seed: int = 0,
+    name: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    every: int = 100,
+    callbacks: Sequence[Callable[[Any], None]] = (),
+    priority: int = 0,
+) -> Job:
+    """A job that is a loop of your own: a generator function with one `yield {"loss": ...}` a step.
+
+    It is interleaved with all other jobs and keeps its place at each yield; Python's, NumPy's and torch's random numbers
+    are its own, from `seed` on. The means of every `every` steps are a row of its history. What it returns at its end
+    is `result.model`.
+
+    >>> def count(to):
+    ...     for i in range(to):
+    ...         yield {"loss": float(i)}
+    ...     return "done"
+    >>> import carpool
+    >>> result = carpool.train([Loop(count, 4, every=2)], device="cpu", reporters=[])[0]
+    >>> result.history["loss"], result.model, result.steps
+    ((0.5, 2.5), 'done', 4)
+    """
+    if not inspect.isgeneratorfunction(inspect.unwrap(getattr(function, "func", function))):
+        raise JobError(
+            sentence("a generator function", repr(function), 'write one `yield {"loss": ...}` in each step')
+        )
+    if not isinstance(every, int) or every < 1:
+        raise JobError(sentence("every of at least 1", repr(every), "pass every=100"))
+    loop = OwnLoop(function, arguments, every)
+    return Job(
+        loop, (), name=name, config=config, seed=seed, callbacks=callbacks, priority=priority, epochs=1
+    )

@@ -1,0 +1,167 @@
+"""What cannot be stacked is refused in a sentence: the jobs, the operation, the user's own line. In turn it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import carpool
+from carpool.errors import FusionError
+
+X, Y = torch.randn(12, 5, 4), torch.randint(0, 3, (12,))
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * 2
+
+
+class Model(nn.Module):
+    def __init__(self, make: Callable[[], nn.Module], body: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.part, self.body, self.out = make(), body, nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.body(self.part, x))
+
+
+def branch(part: nn.Module, x: Tensor) -> Tensor:
+    y = part(x).mean(1)
+    if y.mean() > 0:  # it asks for a value
+        y = y * 2
+    return y
+
+
+def item(part: nn.Module, x: Tensor) -> Tensor:
+    y = part(x).mean(1)
+    return y * y.mean().item()
+
+
+def mask(part: nn.Module, x: Tensor) -> Tensor:
+    y = part(x)
+    return y.mean(1) + y[x > 0].sum()
+
+
+def own_function(part: nn.Module, x: Tensor) -> Tensor:
+    return Doubled.apply(part(x)).mean(1)
+
+
+def norm(part: nn.Module, x: Tensor) -> Tensor:
+    return part(x.mean(1))
+
+
+def packed(part: nn.Module, x: Tensor) -> Tensor:
+    short = nn.utils.rnn.pack_padded_sequence(x, [5] * len(x), batch_first=True)
+    return part(short)[1][0]
+
+
+def packed_by_hand(part: nn.Module, x: Tensor) -> Tensor:
+    sizes = torch.full((5,), len(x))
+    return part(nn.utils.rnn.PackedSequence(x.transpose(0, 1).flatten(0, 1), sizes))[1][0]
+
+
+def reentrant(part: nn.Module, x: Tensor) -> Tensor:
+    again = checkpoint(part, x.requires_grad_(), use_reentrant=True)
+    assert isinstance(again, Tensor)
+    return again.mean(1)
+
+
+def drawn(part: nn.Module, x: Tensor) -> Tensor:
+    return part(x).mean(1)[:, torch.randperm(4)]
+
+
+def unbatched(part: nn.Module, x: Tensor) -> Tensor:
+    return part(x).mean(1) + F.pdist(part(x)[0]).sum()
+
+
+Linear = partial(nn.Linear, 4, 4)
+CASES: dict[str, tuple[Callable[..., nn.Module], Callable[[nn.Module, Tensor], Tensor], str, str]] = {
+    "if": (
+        Linear,
+        branch,
+        "an `if`, `while` or `assert` on a tensor needs a tensor's value",
+        "if y.mean() > 0:",
+    ),
+    "item": (Linear, item, "`.item()` needs a tensor's value", "return y * y.mean().item()"),
+    "mask": (Linear, mask, "indexing by a mask makes a shape that depends on values", "y[x > 0].sum()"),
+    "function": (
+        Linear,
+        own_function,
+        "Doubled is a torch.autograd.Function without",
+        "Doubled.apply(part(x))",
+    ),
+    "batch norm": (
+        partial(nn.BatchNorm1d, 4, momentum=None),
+        norm,
+        "in BatchNorm1d(4, eps=1e-05, momentum=None",
+        "return part(x.mean(1))",
+    ),
+    "packed": (
+        partial(nn.GRU, 4, 4, batch_first=True),
+        packed,
+        "packed sequences (pack_padded_sequence) have no form in a stack",
+        "nn.utils.rnn.pack_padded_sequence(x, [5] * len(x), batch_first=True)",
+    ),
+    "packed by hand": (
+        partial(nn.GRU, 4, 4),
+        packed_by_hand,
+        "in GRU(4, 4) needs a tensor's value",
+        "return part(nn.utils.rnn.PackedSequence(",
+    ),
+    "reentrant": (Linear, reentrant, "use_reentrant=True has no form in a stack", "checkpoint(part, x"),
+    "drawn": (Linear, drawn, "torch.randperm draws random numbers that are not keyed", "torch.randperm(4)"),
+    "unbatched": (
+        Linear,
+        unbatched,
+        "torch has no batching rule for aten::_pdist_forward",
+        "F.pdist(part(x)[0])",
+    ),
+}
+
+
+def jobs(case: str) -> list[carpool.Job]:
+    make, body, *_ = CASES[case]
+    rates = (0.01, 0.02)
+    return [
+        carpool.Job(
+            partial(Model, make, body),
+            (X, Y),
+            name=f"rate-{rate}",
+            loss=F.cross_entropy,
+            optimizer=partial(torch.optim.SGD, lr=rate),
+            batch_size=4,
+        )
+        for rate in rates
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_reason_names_jobs_operation_and_line(case):
+    *_, operation, line = CASES[case]
+    with pytest.raises(FusionError) as refused:
+        carpool.train(jobs(case), device="cpu", strategy="fused", reporters=[])
+    text = str(refused.value)
+    assert "'rate-0.01', 'rate-0.02'" in text
+    assert operation in text
+    assert f"(at {Path(__file__).name}:" in text
+    assert line in text
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_refused_trains_interleaved(case):
+    results = carpool.train(jobs(case), device="cpu", reporters=[])
+    assert all(result.error is None for result in results)
+    assert all(result.strategy == "interleaved" for result in results)
