@@ -15,6 +15,7 @@ SHOWS = {
     "kfold.py": "accuracy over 10 folds",
     "ensemble.py": "of the ensemble",
     "own_step.py": "guessed",
+    "gan.py": "making_loss",
     "lion.py": "lr=0.1,decay=0.1",
     "own_loop.py": "of the test images read rightly",
 }

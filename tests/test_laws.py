@@ -148,6 +148,7 @@ def test_the_public_names_are_these():
         "Job",
         "Loop",
         "Outcome",
+        "Phase",
         "Result",
         "Results",
         "Schedule",

@@ -6,7 +6,7 @@ Importing this imports no framework and touches no device.
 from carpool import data
 from carpool.errors import CarpoolError, Interrupted
 from carpool.grid import grid
-from carpool.job import Job, Schedule
+from carpool.job import Job, Phase, Schedule
 from carpool.loop import Loop
 from carpool.predict import predict
 from carpool.random import batch_order
@@ -24,6 +24,7 @@ __all__ = [
     "Job",
     "Loop",
     "Outcome",
+    "Phase",
     "Result",
     "Results",
     "Schedule",

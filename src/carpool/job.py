@@ -10,6 +10,8 @@ from typing import Any
 from carpool.errors import DataError, JobError, LossError, NameTakenError, OptionError, sentence
 from carpool.stopping import EarlyStopping
 
+PRECISIONS = ("inherit", "float32", "bf16")
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -33,6 +35,38 @@ class Schedule:
             )
 
 
+@dataclass(frozen=True)
+class Phase:
+    """One of several updates of a training step, as a GAN's discriminator and generator have.
+
+    `step(model, batch) -> loss or {"loss": ..., **metrics}`; only the parameters that the phase's optimizer holds get a
+    gradient of it. `of` names the submodule whose parameters the optimizer's factory is given (all of the model's, if
+    left out). A phase runs at the steps, counted from 0, that `every` divides. Its loss is shown as "<name>_loss".
+
+    >>> Phase(max, print, of="generator").name
+    'max'
+    """
+
+    step: Callable[..., Any]
+    optimizer: Any
+    scheduler: Any = None
+    every: int = 1
+    of: str | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.step):
+            raise LossError(sentence("a phase's step to be a function", repr(self.step), "pass a callable"))
+        if self.name is None:
+            object.__setattr__(self, "name", getattr(self.step, "__name__", "phase").strip("<>"))
+        if not (isinstance(self.name, str) and self.name.strip()):
+            raise NameTakenError(sentence("a phase's name", repr(self.name), "name it, or leave name out"))
+        if not isinstance(self.every, Integral) or isinstance(self.every, bool) or self.every < 1:
+            raise JobError(
+                sentence("a phase's every of at least 1", repr(self.every), "pass every=1 or more")
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
     """A model, its data and how to train it.
@@ -40,8 +74,13 @@ class Job:
     `model` is an object, a factory called under the job's seed, or "module:function". `data` is a tuple of arrays
     `(x, y)`, any nest of arrays when `step` is given, or a function that returns either. Exactly one of
     `loss(prediction, target)` and `step(model, batch) -> loss or {"loss": ..., **metrics}` says what is minimised.
+    A LightningModule says both itself, in its training_step and configure_optimizers.
+    `phases` says instead that a training step is several updates, each with a step and an optimizer of its own.
     `index` trains on a view of the data (a fold, a bootstrap sample) without copying it. Modules stay in the
-    train/eval mode they are in. Where jobs share a device by time, one of priority p gets 2**p times as much as one of 0.
+    train/eval mode they are in. `precision` is what forward pass and loss compute in: "bf16" and "float32" turn
+    autocast on and off, "inherit" leaves it as it is around the call; weights and optimizer keep their type.
+    `accumulate=n` updates at every n-th batch and at an epoch's last, by the sum of the gradients of loss / n.
+    Where jobs share a device by time, one of priority p gets 2**p times as much as one of 0.
 
     >>> job = Job(model=dict, data=([1.0], [2.0]), loss=lambda p, t: 0.0, name="a")
     >>> job.name, job.batch_size
@@ -65,6 +104,9 @@ class Job:
     shuffle: bool = True
     index: Any = None
     clip_norm: float | None = None
+    precision: str = "inherit"
+    accumulate: int = 1
+    phases: Sequence[Phase] | None = None
     stop: EarlyStopping | None = None
     callbacks: Sequence[Callable[[Any], None]] = ()
     priority: int = 0
@@ -78,14 +120,42 @@ class Job:
         _whole(self, "batch_size", "pass batch_size=32", least=1)
         _whole(self, "epochs", "pass epochs=1 or more", least=1)
         _whole(self, "seed", "pass seed=0")
+        _whole(self, "accumulate", "pass accumulate=1, or how many batches make an update", least=1)
         _whole(self, "priority", "pass priority=0")
         _whole(self, "prefetch", "pass prefetch=2", least=1)
         self._check_objective()
+        self._check_phases()
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise JobError(
                 self._says("a clip_norm above 0", str(self.clip_norm), "pass a positive norm or None")
             )
+        if self.precision not in PRECISIONS:
+            raise OptionError(
+                self._says(
+                    f"a precision out of {', '.join(PRECISIONS)}", repr(self.precision), "pass one of these"
+                )
+            )
         self._check_stop()
+
+    def _check_phases(self) -> None:
+        if self.phases is None:
+            return
+        if not isinstance(self.phases, Sequence) or not self.phases:
+            raise JobError(
+                self._says("at least one phase", repr(self.phases), "pass phases=[carpool.Phase(...)]")
+            )
+        for phase in self.phases:
+            if not isinstance(phase, Phase):
+                raise JobError(self._says("carpool.Phase objects as phases", repr(phase), "pass Phase(...)"))
+        for word in ("loss", "step", "optimizer", "scheduler", "metrics"):
+            if getattr(self, word) is not None:
+                raise JobError(
+                    self._says(f"either phases= or {word}=", "both", f"say the {word} in each phase instead")
+                )
+        if self.accumulate > 1:
+            raise JobError(
+                self._says("phases without accumulate", str(self.accumulate), "leave one of them out")
+            )
 
     def _check_objective(self) -> None:
         if self.loss is not None and self.step is not None:
@@ -117,7 +187,7 @@ class Job:
                 )
             )
         known = {"loss", *(self.metrics or {})}
-        if self.step is None and self.stop.metric.removeprefix("val_") not in known:
+        if self.loss is not None and self.stop.metric.removeprefix("val_") not in known:
             raise OptionError(
                 self._says(
                     f"EarlyStopping to watch one of {', '.join(sorted(known))} (or its val_ twin)",

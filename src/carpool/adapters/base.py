@@ -107,6 +107,9 @@ class Servable(ABC):
 class Session(Servable):
     """A job, or a fused group of jobs, living on a device."""
 
+    schedules: bool = False
+    """Whether a scheduler of a member's steps at the end of an epoch, so that its metrics must be known at once."""
+
     def turn(self) -> AbstractContextManager[object]:
         """What everything that is asked of the session happens in: its own stream, on a device that has streams."""
         return nullcontext()

@@ -197,7 +197,7 @@ class Driver:
             self._settle_now()
             self._fail(errors)
         ended = [self._members[row] for row in done.ends if row in self._members]
-        waits = any(member.decides or member.through for member in ended)
+        waits = any(self._session.schedules or member.decides or member.through for member in ended)
         yield from self._settle(leave=0 if waits else _IN_FLIGHT)
         yield at_once
 

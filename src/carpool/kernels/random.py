@@ -27,13 +27,22 @@ class Keyed(TorchFunctionMode):
     """Keys every random operator inside by a job's seed and step, and by the number of the call.
 
     `seed` and `step` are integers or 0-d int64 tensors (batched ones under vmap). `operators` are run in place of
-    torch's own functions (`carpool.kernels.table`); one that answers NotImplemented leaves the call to torch.
+    torch's own functions (`carpool.kernels.table`); one that answers NotImplemented leaves the call to torch. The phases
+    of a step each count their calls from a place of their own, so that one which sits out shifts nothing.
     """
 
-    def __init__(self, seed: Any, step: Any, operators: Mapping[Any, Callable[..., Any]] = _NONE) -> None:
+    def __init__(
+        self, seed: Any, step: Any, operators: Mapping[Any, Callable[..., Any]] = _NONE, phase: int = 0
+    ) -> None:
         super().__init__()
-        self.seed, self.step, self.call = seed, step, 0
+        self.seed, self.step, self.call = seed, step, phase << 24
         self.operators = operators
+        self._first = self.call
+
+    @property
+    def drawn(self) -> bool:
+        """Whether any random operator was called."""
+        return self.call > self._first
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

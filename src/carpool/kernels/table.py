@@ -52,16 +52,16 @@ _UNSEEN = ((transformer, {"_detect_is_causal_mask": attention.stated_causal}),)
 
 
 @contextmanager
-def alone(seed: Any, step: Any) -> Iterator[Keyed]:
-    """A job's own step: ordinary torch, with its random numbers keyed."""
-    with Keyed(seed, step, ALONE) as key, checkpoint.rekeyed(key):
+def alone(seed: Any, step: Any, phase: int = 0) -> Iterator[Keyed]:
+    """A job's own step, or a phase of it: ordinary torch, with its random numbers keyed."""
+    with Keyed(seed, step, operators=ALONE, phase=phase) as key, checkpoint.rekeyed(key):
         yield key
 
 
 @contextmanager
-def stacked(seed: Any, step: Any) -> Iterator[Keyed]:
-    """A member's step inside a stack. `seed` and `step` are the member's own, batched by vmap."""
-    with Keyed(seed, step, STACKED) as key, checkpoint.inlined():
+def stacked(seed: Any, step: Any, phase: int = 0) -> Iterator[Keyed]:
+    """A member's step inside a stack, or a phase of it. `seed` and `step` are the member's own, batched by vmap."""
+    with Keyed(seed, step, operators=STACKED, phase=phase) as key, checkpoint.inlined():
         for module, names in _UNSEEN:
             with patched(module, **names):
                 yield key

@@ -90,6 +90,14 @@ def adamw(model: nn.Module, i: int) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3 * (i + 1), betas=(0.9 - 0.1 * i, 0.99))
 
 
+def nadam(model: nn.Module, i: int) -> torch.optim.Optimizer:
+    return torch.optim.NAdam(model.parameters(), lr=1e-3 * (i + 1))
+
+
+def adagrad(model: nn.Module, i: int) -> torch.optim.Optimizer:
+    return torch.optim.Adagrad(model.parameters(), lr=0.01 * (i + 1), initial_accumulator_value=0.1)
+
+
 def grouped(model: nn.Module, i: int) -> torch.optim.Optimizer:
     first, *rest = model.children()
     own = {id(p) for p in first.parameters()}
@@ -161,7 +169,30 @@ def assert_same_optimizer(one: torch.optim.Optimizer, other: torch.optim.Optimiz
 # Conformance
 
 
-@pytest.mark.parametrize("optimizer", [plain_sgd, sgd, adam, adamw, grouped])
+def test_a_stack_under_autocast_agrees_with_plain_loops_as_far_as_16_bits_go():
+    def narrow() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5, bias=False), nn.Tanh(), nn.Linear(5, 3))
+
+    torch.manual_seed(3)
+    models = [narrow() for _ in range(MEMBERS)]
+    twins = copy.deepcopy(models)
+    few = [(x.float(), y) for x, y in batches()[:5]]
+    with carpool.Stack(models, [sgd(model, i) for i, model in enumerate(models)]) as stack:
+        for x, y in few:
+            with torch.autocast("cpu", torch.bfloat16):
+                stack.step(F.cross_entropy, x, y)
+    for i, (model, twin) in enumerate(zip(models, twins, strict=True)):
+        optimizer = sgd(twin, i)
+        for x, y in few:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.cross_entropy(twin(x), y)
+            loss.backward()
+            optimizer.step()
+        assert_same(model, twin, atol=2e-3)
+
+
+@pytest.mark.parametrize("optimizer", [plain_sgd, sgd, adam, adamw, nadam, adagrad, grouped])
 @pytest.mark.parametrize("model", [plain, normed, half_frozen, dropping, Unused, tied])
 def test_a_stack_equals_plain_loops(model: Callable[[], nn.Module], optimizer: Optimizer):
     models, optimizers = made(model, optimizer)
@@ -570,7 +601,7 @@ def test_models_and_optimizers_are_checked():
     models, optimizers = made(plain, sgd, 2)
     a, _ = models
     c, d = made(plain, sgd, 2)[0]
-    stray = [torch.optim.RMSprop(model.parameters()) for model in models]
+    stray = [torch.optim.ASGD(model.parameters()) for model in models]
     cases: list[tuple[Any, Any, type[Exception], str]] = [
         ([], [], ModelError, "at least one model"),
         (models, optimizers[:1], OptimizerError, "2 optimizers, one a model. Received: 1"),
@@ -579,7 +610,7 @@ def test_models_and_optimizers_are_checked():
         ([3, a], optimizers, ModelError, "Received: int"),
         ([a, 3], optimizers, ModelError, "int at position 1"),
         ([a, a], [optimizers[0], sgd(a, 0)], ModelError, "one Sequential in models 0 and 1"),
-        (models, stray, FusionError, "RMSprop has no stacked update"),
+        (models, stray, FusionError, "ASGD has no stacked update"),
         ([c, d.to("meta")], [sgd(c, 0), sgd(d, 0)], DeviceError, "cpu, meta"),
     ]
     for given, theirs, error, words in cases:

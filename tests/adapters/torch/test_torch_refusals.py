@@ -161,7 +161,7 @@ def test_the_reason_names_jobs_operation_and_line(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_refused_trains_in_turn(case):
+def test_what_is_refused_trains_interleaved(case):
     results = carpool.train(jobs(case), device="cpu", reporters=[])
     assert all(result.error is None for result in results)
-    assert all(result.strategy == "in_turn" for result in results)
+    assert all(result.strategy == "interleaved" for result in results)

@@ -15,8 +15,8 @@ from carpool.kernels.updates import UPDATES
 def restore_into(built: Built, state: JobState) -> None:
     """Writes optimizer groups and scheduler state; weights and slots go where the session keeps them."""
     restore_groups(built, state.groups)
-    if built.timer is not None and state.scheduler is not None:
-        built.timer.scheduler.load_state_dict(dict(state.scheduler))
+    if state.scheduler is not None:
+        restore_schedulers(built, state.scheduler)
 
 
 def absorb_into(built: Built, state: JobState) -> None:
@@ -26,21 +26,24 @@ def absorb_into(built: Built, state: JobState) -> None:
         for name, value in state.model.items():
             if leaves[name].data_ptr() != value.data_ptr() or leaves[name].numel() == 0:
                 leaves[name].copy_(value)
-    for name, slots in state.optimizer.items():
-        parameter = leaves[name]
-        built.optimizer.state[parameter] = {
-            slot: _owned(slot, value, parameter, built) for slot, value in slots.items()
-        }
+    names = {id(parameter): name for name, parameter in built.model.named_parameters()}
+    for phase in built.phases:
+        for parameter in (p for group in phase.optimizer.param_groups for p in group["params"]):
+            slots = state.optimizer.get(phase.key(names[id(parameter)]))
+            if slots is not None:
+                phase.optimizer.state[parameter] = {
+                    slot: _owned(slot, value, parameter, phase.optimizer) for slot, value in slots.items()
+                }
+        phase.optimizer.zero_grad(set_to_none=True)  # gradients from before the run belong to other weights
     restore_into(built, state)
-    built.optimizer.zero_grad(set_to_none=True)  # gradients from before the run belong to other weights
 
 
-def _owned(slot: str, value: Any, parameter: torch.Tensor, built: Built) -> Any:
+def _owned(slot: str, value: Any, parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> Any:
     """A slot on the parameter's device; torch keeps numbers on the host unless the optimizer is capturable or fused."""
     if not isinstance(value, torch.Tensor):
         return value
-    on_device = any(g.get("capturable") or g.get("fused") for g in built.optimizer.param_groups)
-    if is_number(built.optimizer, slot) and not on_device:
+    on_device = any(g.get("capturable") or g.get("fused") for g in optimizer.param_groups)
+    if is_number(optimizer, slot) and not on_device:
         return value.clone()
     return value.detach().clone().to(parameter.device)
 
@@ -52,14 +55,40 @@ def is_number(optimizer: torch.optim.Optimizer, slot: str) -> bool:
 
 
 def group_options(built: Built) -> tuple[Mapping[str, Any], ...]:
-    """The optimizer's groups without their parameters."""
-    return tuple(
-        {key: value for key, value in group.items() if key != "params"}
-        for group in built.optimizer.param_groups
-    )
+    """The optimizers' groups without their parameters, phase after phase."""
+    return tuple({key: value for key, value in group.items() if key != "params"} for group in _groups(built))
+
+
+def _groups(built: Built) -> list[dict[str, Any]]:
+    return [group for phase in built.phases for group in phase.optimizer.param_groups]
+
+
+def slots_by_key(built: Built) -> dict[str, Mapping[str, Any]]:
+    """What the optimizers keep for each leaf (no copies are made)."""
+    names = {id(parameter): name for name, parameter in built.model.named_parameters()}
+    return {
+        phase.key(names[id(parameter)]): slots
+        for phase in built.phases
+        for parameter, slots in phase.optimizer.state.items()
+        if slots and id(parameter) in names
+    }
+
+
+def scheduler_state(built: Built) -> dict[str, Any] | None:
+    """The scheduler's state; with phases, each phase's by its name."""
+    states = {p.name: p.timer.scheduler.state_dict() for p in built.phases if p.timer is not None}
+    return states.get("", states) if states else None
+
+
+def restore_schedulers(built: Built, state: Mapping[str, Any]) -> None:
+    """Puts what `scheduler_state` gave back."""
+    for phase in built.phases:
+        own = state.get(phase.name) if phase.name else state
+        if phase.timer is not None and own is not None:
+            phase.timer.scheduler.load_state_dict(dict(own))
 
 
 def restore_groups(built: Built, groups: Sequence[Mapping[str, Any]]) -> None:
     """Puts hyper-parameters back; groups given as an empty tuple stay as they are."""
-    for group, options in zip(built.optimizer.param_groups, groups, strict=False):
+    for group, options in zip(_groups(built), groups, strict=False):
         group.update(options)

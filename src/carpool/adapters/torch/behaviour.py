@@ -18,6 +18,9 @@ def behaviour(built: Built) -> list[tuple[str, Hashable]]:
     for label, function in (("loss=", job.loss), ("step=", job.step)):
         if function is not None:
             entries += callable_signature(label, function)
+    for number, phase in enumerate(job.phases or ()):
+        entries += callable_signature(f"phases[{number}].step=", phase.step)
+        entries += [(f"phases[{number}].every=", phase.every), (f"phases[{number}].name=", phase.name)]
     for name, metric in (job.metrics or {}).items():
         entries += callable_signature(f"metrics.{name}=", metric)
     return entries
@@ -33,6 +36,8 @@ def job_signature(built: Built) -> Signature:
         entries += _data_signature("validation_data", built.validation)
     entries += [
         ("batch_size=", job.batch_size),
+        ("precision=", job.precision),
+        ("accumulate=", job.accumulate),
         ("clip_norm=", "set" if job.clip_norm is not None else "none"),
     ]
     return tuple(entries)
@@ -40,17 +45,19 @@ def job_signature(built: Built) -> Signature:
 
 def optimizer_signature(built: Built) -> list[tuple[str, Hashable]]:
     names = {id(parameter): name for name, parameter in built.model.named_parameters()}
-    kind = type(built.optimizer)
-    entries: list[tuple[str, Hashable]] = [("optimizer=", f"{kind.__module__}.{kind.__qualname__}")]
-    entries.append(
-        ("optimizer.class=", Identity(kind))
-    )  # a class made in a function shares its name with others
-    update = UPDATES.get(kind)
-    for number, group in enumerate(built.optimizer.param_groups):
-        label = f"optimizer.groups[{number}]="
-        entries.append((label, tuple(names[id(p)] for p in group["params"])))
-        if update is not None:
-            entries += [(f"{label}{option}", value) for option, value in update.structure(group)]
+    entries: list[tuple[str, Hashable]] = []
+    for place, phase in enumerate(built.phases):
+        word = f"phases[{place}].optimizer" if built.job.phases else "optimizer"
+        kind = type(phase.optimizer)
+        entries.append((f"{word}=", f"{kind.__module__}.{kind.__qualname__}"))
+        # A class made in a function shares its name with others.
+        entries.append((f"{word}.class=", Identity(kind)))
+        update = UPDATES.get(kind)
+        for number, group in enumerate(phase.optimizer.param_groups):
+            label = f"{word}.groups[{number}]="
+            entries.append((label, tuple(names[id(p)] for p in group["params"])))
+            if update is not None:
+                entries += [(f"{label}{option}", value) for option, value in update.structure(group)]
     return entries
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,11 +16,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
+from carpool.adapters.torch.precision import computing_in
 from carpool.errors import DataError, LossError, ModelError, OptimizerError, sentence
 from carpool.job import Job, Schedule
 from carpool.random import signed_seed
 
-Step = Callable[[nn.Module, Any], dict[str, torch.Tensor]]
+Step = Callable[[nn.Module, Any, Any], dict[str, torch.Tensor]]
+"""(model, batch, number of the batch in its epoch) to scalars by name."""
+ManualStep = Callable[[nn.Module, Any, int, "Sequence[LivePhase]"], dict[str, float]]
+"""(model, batch, number of the batch, phases whose optimizers it uses) to numbers by name."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +55,33 @@ class Timer:
     scheduler: LRScheduler | ReduceLROnPlateau
     every: str
     monitor: str | None
+    frequency: int = 1
+    turns: int = 0
+    """How often it could have stepped so far; it does at every `frequency`-th time."""
+
+    @property
+    def by_step(self) -> bool:
+        return self.every == "step"
+
+    def step_update(self) -> None:
+        """The optimizer has made an update."""
+        if self.by_step and self._turn():
+            self.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau never steps by batch
+
+    def _turn(self) -> bool:
+        self.turns += 1
+        return self.turns % self.frequency == 0
+
+    def snapshot(self) -> tuple[Any, int]:
+        return copy.deepcopy(self.scheduler.state_dict()), self.turns
+
+    def restore(self, snapshot: tuple[Any, int]) -> None:
+        state, self.turns = snapshot
+        self.scheduler.load_state_dict(state)
 
     def step_epoch(self, metrics: dict[str, float]) -> None:
-        if self.every != "epoch":
+        """An epoch has ended, with these metrics."""
+        if self.every != "epoch" or not self._turn():
             return
         if not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
@@ -70,16 +99,42 @@ class Timer:
 
 
 @dataclass
+class LivePhase:
+    """One update of a training step: its objective, its optimizer and when they run. A plain job is one without a name."""
+
+    name: str
+    step: Step
+    optimizer: Optimizer
+    timer: Timer | None
+    every: int = 1
+
+    @property
+    def loss(self) -> str:
+        """What the objective calls its loss."""
+        return f"{self.name}_loss" if self.name else "loss"
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that get a gradient."""
+        return [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+    def key(self, leaf: str) -> str:
+        """What a leaf's optimizer slots are called in a `JobState`: two phases may hold one leaf."""
+        return f"{self.name}:{leaf}" if self.name else leaf
+
+
+@dataclass
 class Built:
     """A job's live objects."""
 
     job: Job
     model: nn.Module
-    optimizer: Optimizer
-    timer: Timer | None
+    phases: tuple[LivePhase, ...]
     data: Arrays
     validation: Arrays | None
-    step: Step
+    evaluate: Step
+    manual: ManualStep | None = None
+    """A training step that updates by itself."""
 
     @property
     def seed(self) -> int:
@@ -135,28 +190,29 @@ def reseed(seed: int) -> None:
         torch.cuda.manual_seed_all(seed & 0xFFFFFFFFFFFFFFFF)
 
 
-def build_optimizer(job: Job, model: nn.Module) -> Optimizer:
-    """The optimizer itself, or what its factory makes over the model's parameters."""
-    made = job.optimizer
+def build_optimizer(
+    job: Job, made: Any, model: nn.Module, parameters: Sequence[nn.Parameter] | None = None
+) -> Optimizer:
+    """The optimizer itself, or what its factory makes over these parameters (the model's, if none are given)."""
     if made is None:
         raise OptimizerError(
-            _says(job, "an optimizer", "None", "pass optimizer=partial(torch.optim.AdamW, lr=1e-3)")
+            says(job, "an optimizer", "None", "pass optimizer=partial(torch.optim.AdamW, lr=1e-3)")
         )
     if not isinstance(made, Optimizer):
         if not callable(made):
             raise OptimizerError(
-                _says(job, "an optimizer or a function of parameters", repr(made), "pass a factory")
+                says(job, "an optimizer or a function of parameters", repr(made), "pass a factory")
             )
-        made = made(list(model.parameters()))
+        made = made(list(model.parameters() if parameters is None else parameters))
     if not isinstance(made, Optimizer):
         raise OptimizerError(
-            _says(job, "the factory to return a torch optimizer", type(made).__name__, "return the optimizer")
+            says(job, "the factory to return a torch optimizer", type(made).__name__, "return the optimizer")
         )
     ours = {id(parameter) for parameter in model.parameters()}
     foreign = sum(id(p) not in ours for group in made.param_groups for p in group["params"])
     if foreign:
         raise OptimizerError(
-            _says(
+            says(
                 job,
                 "an optimizer over this job's model's parameters",
                 f"{foreign} parameters that are not the model's",
@@ -166,17 +222,17 @@ def build_optimizer(job: Job, model: nn.Module) -> Optimizer:
     return made
 
 
-def build_timer(job: Job, optimizer: Optimizer) -> Timer | None:
+def build_timer(job: Job, scheduler: Any, optimizer: Optimizer) -> Timer | None:
     """The scheduler itself, or what its factory makes over the optimizer, and when it steps."""
-    if job.scheduler is None:
+    if scheduler is None:
         return None
-    wish = job.scheduler if isinstance(job.scheduler, Schedule) else Schedule(job.scheduler)
+    wish = scheduler if isinstance(scheduler, Schedule) else Schedule(scheduler)
     made = wish.scheduler
     if not isinstance(made, LRScheduler | ReduceLROnPlateau):
         made = made(optimizer)
     if not isinstance(made, LRScheduler | ReduceLROnPlateau) or made.optimizer is not optimizer:
         raise OptimizerError(
-            _says(
+            says(
                 job,
                 "a scheduler of the job's own optimizer",
                 type(made).__name__,
@@ -188,7 +244,7 @@ def build_timer(job: Job, optimizer: Optimizer) -> Timer | None:
     every = wish.every if wish.every != "auto" else ("step" if by_step else "epoch")
     if every == "step" and isinstance(made, ReduceLROnPlateau):
         raise OptimizerError(
-            _says(job, "ReduceLROnPlateau to step by epoch", 'every="step"', "leave every out")
+            says(job, "ReduceLROnPlateau to step by epoch", 'every="step"', "leave every out")
         )
     return Timer(made, every, wish.monitor)
 
@@ -196,54 +252,75 @@ def build_timer(job: Job, optimizer: Optimizer) -> Timer | None:
 def _check_monitor(job: Job, monitor: str | None) -> None:
     known = ["loss", *(job.metrics or {})]
     known += [f"val_{name}" for name in known] if job.validation_data is not None else []
-    if monitor is not None and job.step is None and monitor not in known:
+    if monitor is not None and job.loss is not None and monitor not in known:
         raise OptimizerError(
-            _says(job, f"a monitor out of {', '.join(known)}", repr(monitor), "name one of these")
+            says(job, f"a monitor out of {', '.join(known)}", repr(monitor), "name one of these")
         )
 
 
 def build_step(job: Job) -> Step:
-    """The job's objective in one form: (model, batch) to a dict of scalars with "loss" in it."""
+    """The job's objective in one form, in its own precision: scalars by name, with "loss" among them."""
     if job.step is not None:
-        return _full_step(job)
+        return in_precision(job, full_step(job, job.step))
     if job.loss is None:
-        raise LossError(_says(job, "loss= or step=", "neither", "pass loss=F.cross_entropy, say"))
-    loss, metrics = job.loss, dict(job.metrics or {})
+        raise LossError(says(job, "loss= or step=", "neither", "pass loss=F.cross_entropy, say"))
+    return in_precision(job, _loss_step(job, job.loss))
 
-    def step(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+
+def in_precision(job: Job, objective: Step) -> Step:
+    """The objective computed in the job's precision."""
+
+    def step(model: nn.Module, batch: Any, place: Any) -> dict[str, torch.Tensor]:
+        device = next((leaf.device.type for leaf in model.parameters()), "cpu")
+        with computing_in(job.precision, device):
+            return objective(model, batch, place)
+
+    return step
+
+
+def _loss_step(job: Job, loss: Callable[[Any, Any], Any]) -> Step:
+    metrics = dict(job.metrics or {})
+
+    def step(model: nn.Module, batch: Any, place: Any) -> dict[str, torch.Tensor]:
         x, y = batch
         prediction = model(*x) if isinstance(x, tuple | list) else model(x)
         values = {name: metric(prediction, y) for name, metric in metrics.items()}
         return {
-            "loss": _scalar(job, "loss", loss(prediction, y)),
-            **{k: _scalar(job, k, v) for k, v in values.items()},
+            "loss": scalar(job, "loss", loss(prediction, y)),
+            **{k: scalar(job, k, v) for k, v in values.items()},
         }
 
     return step
 
 
-def _full_step(job: Job) -> Step:
-    def step(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
-        assert job.step is not None
-        made = job.step(model, batch)
-        values = made if isinstance(made, dict) else {"loss": made}
-        if "loss" not in values:
-            raise LossError(
-                _says(job, 'step to return a loss or a dict with "loss"', ", ".join(values), 'add "loss"')
-            )
-        return {name: _scalar(job, name, value) for name, value in values.items()}
+def full_step(job: Job, function: Callable[..., Any]) -> Step:
+    """A step of the user's own, which returns a loss or a dict with one in it."""
+
+    def step(model: nn.Module, batch: Any, place: Any) -> dict[str, torch.Tensor]:
+        return scalars(job, function(model, batch))
 
     return step
 
 
-def _scalar(job: Job, name: str, value: Any) -> torch.Tensor:
+def scalars(job: Job, made: Any) -> dict[str, torch.Tensor]:
+    """What a step returned, as scalars by name."""
+    values = made if isinstance(made, dict) else {"loss": made}
+    if "loss" not in values:
+        raise LossError(
+            says(job, 'step to return a loss or a dict with "loss"', ", ".join(values), 'add "loss"')
+        )
+    return {name: scalar(job, name, value) for name, value in values.items()}
+
+
+def scalar(job: Job, name: str, value: Any) -> torch.Tensor:
+    """A value that a step returned, checked."""
     if not isinstance(value, torch.Tensor):
         raise LossError(
-            _says(job, f"{name} to be a tensor", type(value).__name__, "return a tensor, not a number")
+            says(job, f"{name} to be a tensor", type(value).__name__, "return a tensor, not a number")
         )
     if value.numel() != 1:
         raise LossError(
-            _says(job, f"{name} to be a scalar", f"shape {tuple(value.shape)}", "reduce it, with .mean() say")
+            says(job, f"{name} to be a scalar", f"shape {tuple(value.shape)}", "reduce it, with .mean() say")
         )
     return value.reshape(())
 
@@ -254,20 +331,20 @@ def build_data(job: Job, data: Any, index: Any, word: str) -> Arrays:
         data = data.tensors
     leaves, nest = pytree.tree_flatten(data)
     if not leaves:
-        raise DataError(_says(job, f"arrays as {word}", "none", "pass a tuple of arrays (x, y)"))
-    if job.step is None and not (isinstance(data, tuple | list) and len(data) == 2):
+        raise DataError(says(job, f"arrays as {word}", "none", "pass a tuple of arrays (x, y)"))
+    if job.loss is not None and not (isinstance(data, tuple | list) and len(data) == 2):
         raise DataError(
-            _says(job, f"{word}=(x, y) beside loss=", type(data).__name__, "pass a pair, or use step=")
+            says(job, f"{word}=(x, y) beside loss=", type(data).__name__, "pass a pair, or use step=")
         )
     tensors = tuple(_tensor(job, leaf, word) for leaf in leaves)
     lengths = [len(tensor) for tensor in tensors]
     if len(set(lengths)) > 1:
-        raise DataError(_says(job, f"arrays of one length as {word}", f"lengths {lengths}", "align x and y"))
+        raise DataError(says(job, f"arrays of one length as {word}", f"lengths {lengths}", "align x and y"))
     flat = type(data) is tuple and len(data) == len(leaves)
     arrays = Arrays(tensors, nest, make_index(job, index, lengths[0]), flat)
     if arrays.length == 0:
         raise DataError(
-            _says(job, f"at least one sample as {word}", "0", "pass more data, or leave the job out")
+            says(job, f"at least one sample as {word}", "0", "pass more data, or leave the job out")
         )
     return arrays
 
@@ -277,7 +354,7 @@ def _tensor(job: Job, leaf: Any, word: str) -> torch.Tensor:
         leaf = torch.from_numpy(leaf)
     if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
         raise DataError(
-            _says(
+            says(
                 job,
                 f"NumPy arrays or torch tensors as {word}",
                 type(leaf).__name__,
@@ -297,7 +374,7 @@ def make_index(job: Job, index: Any, length: int) -> torch.Tensor | None:
     view = view.to(torch.int64)
     if len(view) and (int(view.min()) < 0 or int(view.max()) >= length):
         raise DataError(
-            _says(
+            says(
                 job,
                 f"index within 0..{length - 1}",
                 f"{int(view.min())}..{int(view.max())}",
@@ -307,5 +384,6 @@ def make_index(job: Job, index: Any, length: int) -> torch.Tensor | None:
     return view
 
 
-def _says(job: Job, expected: str, received: str, remedy: str) -> str:
+def says(job: Job, expected: str, received: str, remedy: str) -> str:
+    """Our message, with the job it is about."""
     return f"Job {job.name!r}: " + sentence(expected, received, remedy)

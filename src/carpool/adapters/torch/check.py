@@ -5,6 +5,7 @@ The member's own module runs (not the group's template), so a signature that was
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,89 +28,114 @@ from carpool.kernels.table import alone
 
 @dataclass(frozen=True)
 class Case:
-    """One row before a step: its job, its tensors, its batch, how many updates its groups have had, its step."""
+    """One row before a step: its job, tensors and batch, the updates its groups have had, its step, its batch's number."""
 
     built: Built
     tensors: Mapping[str, Tensor]
     data: Sequence[Tensor]
     counts: np.ndarray
     step: int
+    place: int
 
 
 @dataclass(frozen=True)
 class Alone:
-    """What the step alone gave."""
+    """What the step alone gave; `largest` is for each gradient the largest of its phase."""
 
     loss: float
     weights: dict[str, Tensor]
     grads: dict[str, Tensor]
+    largest: dict[str, float]
     buffers: dict[str, Tensor]
     slots: dict[str, dict[str, Any]]
 
 
-def _forward(recipe: Recipe, case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    leaves = {
-        name: t.detach().clone().requires_grad_()
-        for name, t in recipe.layout.row(case.tensors["weights"]).items()
-    }
-    others = {
-        name.partition(":")[2]: t
-        for name, t in case.tensors.items()
-        if name.startswith(("fixed:", "buffer:"))
-    }
-    with alone(case.built.seed, case.step):
-        module = Stepped(case.built.model, case.built.step)
-        values, buffers = call(module, {**leaves, **others}, case.built.data.batch(list(case.data)))
-    return leaves, values, buffers
+@dataclass
+class _Row:
+    """A row's tensors on their way through the phases of a step."""
+
+    leaves: dict[str, Tensor]
+    others: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, recipe: Recipe, case: Case) -> _Row:
+        leaves = {name: t.detach().clone() for name, t in recipe.layout.row(case.tensors["weights"]).items()}
+        named = {name.partition(":"): t for name, t in case.tensors.items()}
+        others = {leaf: t for (kind, _, leaf), t in named.items() if kind in ("fixed", "buffer")}
+        return cls(leaves, others, {})
+
+    def forward(self, case: Case, number: int) -> dict[str, Tensor]:
+        """The values of a phase; the buffers are then as it left them."""
+        module = Stepped(case.built.model, case.built.phases[number].step)
+        with alone(case.built.seed, case.step, number):
+            batch = case.built.data.batch(list(case.data))
+            values, buffers = call(module, {**self.leaves, **self.others}, batch, case.place)
+        self.buffers = {name: buffer.detach() for name, buffer in buffers.items()}
+        self.others |= self.buffers
+        return values
 
 
 def try_step(recipe: Recipe, case: Case) -> Exception | None:
-    """What the row's forward pass raises alone, or None."""
+    """What the row's forward passes raise alone, or None."""
     try:
         with torch.no_grad():
-            _forward(recipe, case)
+            row = _Row.of(recipe, case)
+            for number in range(len(recipe.phases)):
+                row.forward(case, number)
     except Exception as error:
         return error
     return None
 
 
 def solo_step(recipe: Recipe, case: Case) -> Alone:
-    """The step alone: forward, backward, clipping and the real optimizer's own update."""
-    with torch.enable_grad():
-        leaves, values, buffers = _forward(recipe, case)
-    values["loss"].backward()
-    grads = {name: leaf.grad.clone() for name, leaf in leaves.items() if leaf.grad is not None}
-    if case.built.job.clip_norm is not None:
-        clip_grad_norm_(leaves.values(), case.built.job.clip_norm)
-    optimizer = _optimizer(recipe, case, leaves)
-    optimizer.step()
-    weights = {name: leaf.detach() for name, leaf in leaves.items()}
-    slots = {
-        name: {slot: value for slot, value in optimizer.state[leaves[name]].items() if value is not None}
-        for name in grads
-    }
-    return Alone(
-        values["loss"].item(), weights, grads, {name: b.detach() for name, b in buffers.items()}, slots
-    )
+    """The step alone: forward, backward, clipping and the real optimizer's own update, phase after phase."""
+    row = _Row.of(recipe, case)
+    loss, grads = 0.0, {}
+    largest_of: dict[str, float] = {}
+    slots: dict[str, dict[str, Any]] = {}
+    for number, phase in enumerate(case.built.phases):
+        own = {name: row.leaves[name].requires_grad_() for name in recipe.layout.names_of(number)}
+        with torch.enable_grad(), precision.untouched(recipe.precision, case.tensors["weights"].device.type):
+            values = row.forward(case, number)
+            (values[phase.loss] / recipe.accumulate).backward()
+        loss += values[phase.loss].item()
+        found = {name: leaf.grad.clone() for name, leaf in own.items() if leaf.grad is not None}
+        largest = max((float(grad.abs().max()) for grad in found.values() if grad.numel()), default=0.0)
+        grads |= found
+        largest_of |= dict.fromkeys(found, largest)
+        if case.built.job.clip_norm is not None:
+            clip_grad_norm_(own.values(), case.built.job.clip_norm)
+        optimizer = _optimizer(recipe, case, number, own)
+        optimizer.step()
+        for name in found:
+            held = optimizer.state[own[name]].items()
+            slots[name] = {slot: value for slot, value in held if value is not None}
+        row.leaves |= {name: leaf.detach() for name, leaf in own.items()}
+    return Alone(loss, row.leaves, grads, largest_of, row.buffers, slots)
 
 
-def _optimizer(recipe: Recipe, case: Case, leaves: Mapping[str, Tensor]) -> torch.optim.Optimizer:
-    """A real optimizer like the member's own over these leaves, with the row's state."""
+def _optimizer(
+    recipe: Recipe, case: Case, number: int, leaves: Mapping[str, Tensor]
+) -> torch.optim.Optimizer:
+    """A real optimizer like the member's own for a phase over these leaves, with the row's state."""
     groups, states = [], {}
     slots = {s: recipe.layout.row(case.tensors[f"slot:{s}"]) for s in recipe.layout.slots}
-    own = [{k: v for k, v in group.items() if k != "params"} for group in case.built.optimizer.param_groups]
-    update = recipe.layout.update
-    for number, (span, options, count) in enumerate(zip(recipe.layout.spans, own, case.counts, strict=True)):
+    phase, update = case.built.phases[number], recipe.layout.spans_of(number)[0].update
+    own = [{k: v for k, v in group.items() if k != "params"} for group in phase.optimizer.param_groups]
+    places = [place for place, span in enumerate(recipe.layout.spans) if span.phase == number]
+    for place, options in zip(places, own, strict=True):
+        span = recipe.layout.spans[place]
         if not span.leaves:
             continue
         groups.append({**options, "params": [leaves[leaf.name] for leaf in span.leaves]})
         for leaf in span.leaves:
-            counter = {"step": update.counter(float(count))} if update.counts else {}
-            counter |= {name: case.tensors[f"tally:{name}"][number].clone() for name, _ in update.tallies}
+            counter = {"step": update.counter(float(case.counts[place]))} if update.counts else {}
+            counter |= {name: case.tensors[f"tally:{name}"][place].clone() for name, _ in update.tallies}
             states[leaves[leaf.name]] = counter | {s: slots[s][leaf.name].clone() for s in span.slots}
-    made = _twin(case.built.optimizer, groups)
+    made = _twin(phase.optimizer, groups)
     for leaf, state in states.items():
-        if state and (update.eager or any(case.counts > 0)):
+        if state and (update.eager or any(case.counts[places] > 0)):
             made.state[leaf] = _placed(made, state, leaf)
     return made
 
@@ -148,11 +174,20 @@ class Tolerance:
     noise: float
 
 
-def tolerance(dtype: torch.dtype, device: torch.device, convolves: bool, recurs: bool = False) -> Tolerance:
-    """The tolerance for a type, given the precision that the user's settings leave to matrix products."""
+def tolerance(
+    dtype: torch.dtype,
+    device: torch.device,
+    convolves: bool,
+    recurs: bool = False,
+    lowered: bool = False,
+) -> Tolerance:
+    """The tolerance for a type, given the precision that the user's settings leave to matrix products.
+
+    `lowered` says that autocast computes in 16 bits; it leaves float64 alone.
+    """
     if dtype == torch.float64:
         return Tolerance(1e-9, 1e-12)
-    loose = dtype in (torch.bfloat16, torch.float16)
+    loose = lowered or dtype in (torch.bfloat16, torch.float16)
     if device.type == "cuda":
         loose |= precision.multiplies_in_tf32() or (convolves and precision.convolves_in_tf32())
         loose |= recurs and precision.recurs_in_tf32()
@@ -170,7 +205,9 @@ def compare(
     worst, mismatch = 0.0, None
     convolves = any(len(leaf.shape) > 2 for leaf in recipe.layout.leaves)
     recurs = any(isinstance(module, nn.RNNBase) for module in recipe.training.modules())
-    allowed = tolerance(recipe.layout.dtype, together["weights"].device, convolves, recurs)
+    device = together["weights"].device
+    lowered = any(precision.computes_in_16_bits(b.job.precision, device.type) for b in members.values())
+    allowed = tolerance(recipe.layout.dtype, device, convolves, recurs, lowered)
     for row, own in alone.items():
         difference, place = _difference(recipe, size, row, own, together, allowed.noise)
         worst = max(worst, difference)
@@ -189,8 +226,7 @@ def _difference(
         return 0.0, "loss"  # it diverged at once, alone as well; the mask leaves the row as it was
     loss = float(together["sums"][row, 0]) / size
     found = [(abs(loss - own.loss) / max(1.0, abs(own.loss)), "loss")]
-    largest = max((float(grad.abs().max()) for grad in own.grads.values() if grad.numel()), default=0.0)
-    sound = {name: grad.abs() > noise * largest for name, grad in own.grads.items()}
+    sound = {name: grad.abs() > noise * own.largest[name] for name, grad in own.grads.items()}
     for name, weight in recipe.layout.row(together["weights"][row]).items():
         counts = sound.get(name, torch.ones_like(weight, dtype=torch.bool))
         found.append((_relative(weight, own.weights[name], counts), repr(name)))
@@ -212,18 +248,19 @@ def _slot_differences(
     found: list[tuple[float, str]] = []
     for number, span in enumerate(recipe.layout.spans):
         for name in (leaf.name for leaf in span.leaves if leaf.name in own.slots):
-            kept, held = _kept(recipe, span, own.weights[name]), _described(recipe, own.slots[name])
+            kept, held = _kept(span, own.weights[name]), _described(span, own.slots[name])
             if kept != held:
                 return [(np.inf, f"the optimizer's state of {name!r} (fused: {kept}; alone: {held})")]
-            for tally, _ in recipe.layout.update.tallies:
+            for tally, _ in span.update.tallies:
                 value, expected = (
                     float(together[f"tally:{tally}"][row, number]),
                     float(own.slots[name][tally]),
                 )
                 found.append((abs(value - expected) / max(1.0, abs(expected)), f"{tally!r} of {name!r}"))
     tiny = torch.finfo(recipe.layout.dtype).tiny
-    for slot in recipe.layout.slots:
-        values = {name: slots[slot] for name, slots in own.slots.items() if slot in slots}
+    for phase, slot in itertools.product(range(len(recipe.phases)), recipe.layout.slots):
+        names = [name for name in recipe.layout.names_of(phase) if slot in own.slots.get(name, {})]
+        values = {name: own.slots[name][slot] for name in names}
         # Rounding is relative to the largest gradient of all leaves; ten times as much, because slots hold squares.
         scale = 10 * max(
             (float(value.abs().max()) for value in values.values() if value.numel()), default=0.0
@@ -236,19 +273,19 @@ def _slot_differences(
     return found
 
 
-def _kept(recipe: Recipe, span: Span, weight: Tensor) -> dict[str, str]:
+def _kept(span: Span, weight: Tensor) -> dict[str, str]:
     """What a parameter's state will be after the fused run, name by name."""
-    update = recipe.layout.update
+    update = span.update
     counter = {"step": update.counter(1.0)} if update.counts else {}
     tallies = {name: torch.tensor(start) for name, start in update.tallies}
-    return _described(recipe, counter | tallies | dict.fromkeys(span.slots, weight))
+    return _described(span, counter | tallies | dict.fromkeys(span.slots, weight))
 
 
-def _described(recipe: Recipe, slots: Mapping[str, Any]) -> dict[str, str]:
+def _described(span: Span, slots: Mapping[str, Any]) -> dict[str, str]:
     """Types, and of slots the shapes: of a number only whether it is a tensor, for fused optimizers count in float32."""
     return {
         name: f"{tuple(slot.shape)} {str(slot.dtype).removeprefix('torch.')}"
-        if isinstance(slot, Tensor) and name in recipe.layout.slots
+        if isinstance(slot, Tensor) and name in span.slots
         else type(slot).__name__
         for name, slot in sorted(slots.items())
     }

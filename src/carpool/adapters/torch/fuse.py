@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
 
 from carpool.adapters.base import Fuser, Prepared
 from carpool.adapters.torch import stack
@@ -17,7 +18,7 @@ from carpool.adapters.torch.fused import StackedSession, make_window
 from carpool.adapters.torch.layout import make_layout
 from carpool.adapters.torch.probe import Probe
 from carpool.adapters.torch.program import trace_only
-from carpool.adapters.torch.stacked import Recipe, train_step
+from carpool.adapters.torch.stacked import PhaseRecipe, Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.template import template
@@ -62,8 +63,12 @@ class TorchFuser(Fuser):
         longest = held.length if isinstance(held, Window) else max(member.course.length for member in known)
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
-                tensors = stack.state_tensors(recipe.layout, first.built, len(known), device)
-                tensors |= stack.feed_tensors(recipe.layout, len(known), len(recipe.values), device)
+                tensors = stack.state_tensors(
+                    recipe.layout, first.built, len(known), len(recipe.values), device
+                )
+                tensors |= stack.feed_tensors(
+                    recipe.layout, first.built, len(known), len(recipe.values), device
+                )
                 tensors |= stack.empty_data(held.shapes(), len(known), longest, device)
             trace_only(train_step(recipe, size), tensors, ("train", first.signature, size))
         except Exception as error:
@@ -83,10 +88,7 @@ def untraced_refusal(known: Sequence[Known]) -> str | None:
     """Why these members of one signature cannot be stacked, as far as it shows before a step is traced."""
     first = known[0]
     reason = (
-        _stream_refusal(first)
-        or first.probe.failure
-        or _optimizer_refusal(first.built)
-        or _parameter_refusal(first)
+        _stream_refusal(first) or first.probe.failure or _phases_refusal(first) or _parameter_refusal(first)
     )
     for member in known:
         reason = reason or _state_refusal(member)
@@ -100,12 +102,17 @@ def make_recipe(known: Known) -> Recipe:
         layout=make_layout(known.built, known.probe.idle),
         training=bare,
         evaluating=copy.deepcopy(bare).eval(),
-        step=known.built.step,
+        phases=tuple(
+            PhaseRecipe(phase.step, values, phase.every)
+            for phase, values in zip(known.built.phases, known.probe.values, strict=True)
+        ),
+        evaluate=known.built.evaluate,
         batch=known.built.data.batch,
         validation_batch=(known.built.validation or known.built.data).batch,
-        values=known.probe.values,
         evaluated=known.probe.evaluated,
         clips=known.built.job.clip_norm is not None,
+        accumulate=known.built.job.accumulate,
+        precision=known.built.job.precision,
     )
 
 
@@ -114,23 +121,37 @@ def _stream_refusal(known: Known) -> str | None:
     return f"its batches hold {data.foreign}" if isinstance(data, Streamed) and data.foreign else None
 
 
-def _optimizer_refusal(built: Built) -> str | None:
-    kind = type(built.optimizer)
+def _phases_refusal(known: Known) -> str | None:
+    """A phase whose optimizer has no stacked form or trains nothing, or a parameter that two phases hold."""
+    names = {id(p): name for name, p in known.built.model.named_parameters()}
+    holders: dict[str, str] = {}
+    for phase in known.built.phases:
+        if (refusal := _optimizer_refusal(phase.optimizer)) is not None:
+            return refusal
+        own = [names[id(p)] for p in phase.trained]
+        if phase.name and not set(own) - known.probe.idle:
+            return f"phase {phase.name!r} trains no parameter"
+        for name in own:
+            if (other := holders.setdefault(name, phase.name)) != phase.name:
+                return f"{name!r} is held by two phases, {other!r} and {phase.name!r}"
+    return None
+
+
+def _optimizer_refusal(optimizer: Optimizer) -> str | None:
+    kind = type(optimizer)
     if kind not in UPDATES:
         why = UNFUSED.get(kind, "carpool.kernels.updates.register gives it one")
         return f"{kind.__module__}.{kind.__qualname__} has no stacked update ({why})"
-    hooks = [
-        name for name in vars(built.optimizer) if name.endswith("_hooks") and getattr(built.optimizer, name)
-    ]
+    hooks = [name for name in vars(optimizer) if name.endswith("_hooks") and getattr(optimizer, name)]
     if hooks:
         return f"the optimizer has {hooks[0].strip('_').replace('_', ' ')}"
-    refusals = (UPDATES[kind].refusal(group) for group in built.optimizer.param_groups)
+    refusals = (UPDATES[kind].refusal(group) for group in optimizer.param_groups)
     return next((refusal for refusal in refusals if refusal), None)
 
 
 def _parameter_refusal(known: Known) -> str | None:
     built = known.built
-    held = {id(p) for group in built.optimizer.param_groups for p in group["params"]}
+    held = {id(p) for phase in built.phases for p in phase.trained}
     learning = {
         name: p
         for name, p in built.model.named_parameters()
@@ -148,7 +169,7 @@ def _parameter_refusal(known: Known) -> str | None:
     if overlapping:
         return f"{overlapping[0]!r} and {overlapping[1]!r} are two tensors in one memory"
     outside = next((name for name in learning if name not in updated), None)
-    if outside and built.job.clip_norm is not None:
+    if outside and built.job.clip_norm is not None and built.job.phases is None:
         return f"clip_norm counts the gradient of {outside!r}, which the optimizer does not hold"
     sparse = [name for name, m in built.model.named_modules() if getattr(m, "sparse", False)]
     return f"{sparse[0]!r} has sparse gradients" if sparse else None
@@ -169,7 +190,7 @@ def _sharing_memory(model: nn.Module) -> tuple[str, str] | None:
 
 
 def _state_refusal(known: Known) -> str | None:
-    if not known.built.optimizer.state:
+    if not any(phase.optimizer.state for phase in known.built.phases):
         return None
     layout = make_layout(known.built, known.probe.idle)
     try:

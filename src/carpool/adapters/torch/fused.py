@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from carpool.adapters.base import Check, FusedSession, JobState, MetricRow, Prepared, StepFailure, Ticket
-from carpool.adapters.torch import stack
+from carpool.adapters.torch import cadence, stack
 from carpool.adapters.torch.absorb import restore_into
 from carpool.adapters.torch.behaviour import job_signature
 from carpool.adapters.torch.check import Case, compare, solo_step, try_step
@@ -57,7 +57,7 @@ class StackedSession(FusedSession):
         self._pool = Pool([member.built.data for member in known])
         self._window = make_window(known)
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
-        self._base = np.zeros((width, len(self._layout.spans)))
+        self.schedules = _has_timers(known)
         self._programs: dict[tuple[str, int], Program] = {}
         self._best: Tensors = {}
         self._dead: set[int] = set()
@@ -78,8 +78,12 @@ class StackedSession(FusedSession):
     # Opening
 
     def _allocated(self, known: Sequence[Known]) -> Tensors:
-        tensors = stack.state_tensors(self._layout, self._first.built, self.width, self._device)
-        tensors |= stack.feed_tensors(self._layout, self.width, len(self._recipe.values), self._device)
+        tensors = stack.state_tensors(
+            self._layout, self._first.built, self.width, len(self._recipe.values), self._device
+        )
+        tensors |= stack.feed_tensors(
+            self._layout, self._first.built, self.width, len(self._recipe.values), self._device
+        )
         if self._window is not None:
             arrays, longest = self._window.arrays(self._device), self._window.length
             self._window.open(max(member.course.epochs for member in known))
@@ -98,14 +102,13 @@ class StackedSession(FusedSession):
         seeds = torch.tensor([self._member(row).built.seed for row in rows], device=self._device)
         self._tensors["seeds"][torch.tensor(list(rows), device=self._device)] = seeds
         self._dead -= set(rows)
-        for row, state in zip(rows, states, strict=True):
+        for row in rows:
             built = self._member(row).built
             self._versions[row] = _versions(built.model)
             if self._window is not None and isinstance(built.data, Streamed):
                 self._orders.set(row, self._window.positions(built.data), False)
             else:
                 self._orders.set(row, self._pool.positions(built.data), built.job.shuffle)
-            self._base[row] = stack.updates_done(self._layout, state) - state.cursor.step
 
     def _member(self, row: int) -> Known:
         member = self._known[row]
@@ -127,8 +130,9 @@ class StackedSession(FusedSession):
         return data
 
     def advance(self, chunk: Chunk) -> Ticket:
-        ahead = self._hypers.ahead(chunk.rows, chunk.steps)
-        self._feed(chunk, ahead.numbers, chunk.steps)
+        ahead = self._hypers.ahead(chunk.rows, self._due(chunk))
+        self._feed(chunk, chunk.steps)
+        self._lay(ahead)
         if ahead.errors:
             raise StepFailure(self._ticket(chunk.shortened(0), ahead), ahead.errors)
         clock = Clock(self._device)
@@ -141,7 +145,18 @@ class StackedSession(FusedSession):
         self._used(chunk, chunk.steps)
         return self._ticket(chunk, ahead, clock.stop())
 
-    def _feed(self, chunk: Chunk, numbers: np.ndarray, steps: int) -> None:
+    def _due(self, chunk: Chunk) -> np.ndarray:
+        return cadence.due(chunk, {row: self._member(row).built for row in chunk.rows}, self.width)
+
+    def _lay(self, ahead: Ahead) -> None:
+        """Lays the table of a chunk: which rows update at which step, and with which scalars."""
+        steps, feed = len(ahead.due), self._tensors
+        due = torch.from_numpy(ahead.due).to(self._device)
+        table = columns(self._layout, ahead.numbers, feed["updates"], due, feed["table"].shape[-1])
+        feed["table"][:steps] = table.to(feed["table"].dtype)
+        feed["due"][:steps] = due
+
+    def _feed(self, chunk: Chunk, steps: int) -> None:
         """Tells the device what the chunk is."""
         self._orders.lay(chunk)
         if self._window is not None:
@@ -151,12 +166,9 @@ class StackedSession(FusedSession):
         feed = self._tensors
         starts = [self._start(cursor, 0, chunk.size) for cursor in chunk.cursors]
         stack.activate(feed, index, starts)
+        feed["batch"][index] = torch.tensor([cursor.batch for cursor in chunk.cursors], device=self._device)
         steps_taken = torch.tensor([cursor.step for cursor in chunk.cursors], device=self._device)
         feed["steps"][index] = torch.where(feed["alive"][index], steps_taken, feed["steps"][index])
-        counts = self._base.copy()
-        counts[list(chunk.rows)] += np.array([[cursor.step] for cursor in chunk.cursors])
-        table = columns(self._layout, numbers, torch.from_numpy(counts).to(self._device), steps)
-        feed["table"][:steps] = table.to(feed["table"].dtype)
         if self._recipe.clips:
             feed["clip"].copy_(self._hypers.clip())
         for name in ("k", "sums", "taken"):
@@ -222,7 +234,8 @@ class StackedSession(FusedSession):
         index = self._tensors["order"][row, start : start + size].to(torch.int64)
         data = [tensor[index] for name, tensor in self._tensors.items() if name.startswith("data:")]
         own = {name: tensor[row].clone() for name, tensor in self._tensors.items() if stack.is_state(name)}
-        return Case(self._member(row).built, own, data, self._base[row] + step, step)
+        counts = own["updates"].cpu().numpy()
+        return Case(self._member(row).built, own, data, counts, step, cursor.batch + ahead)
 
     def _train_program(self, size: int) -> Program:
         return self._program("train", size, lambda: train_step(self._recipe, size), self._tensors)
@@ -286,7 +299,9 @@ class StackedSession(FusedSession):
     # Checking
 
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
-        self._feed(chunk, self._hypers.now(), steps=1)
+        self._feed(chunk, steps=1)
+        # Every row and phase updates in the step that is checked, also where it would only gather or sit out.
+        self._lay(Ahead(self._hypers.now(), np.ones((1, self.width, len(self._recipe.phases)), dtype=bool)))
         cursors = dict(zip(chunk.rows, chunk.cursors, strict=True))
         cases = {row: self._case(row, cursors[row], 0, chunk.size) for row in rows}
         before = {
@@ -315,7 +330,7 @@ class StackedSession(FusedSession):
 
     def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
         members = [self._member(row).built for row in rows]
-        return stack.read_rows(self._layout, self._tensors, rows, members, self._base)
+        return stack.read_rows(self._layout, self._tensors, rows, members)
 
     def load(self, row: int, state: JobState) -> None:
         restore_into(self._member(row).built, state)
@@ -344,6 +359,7 @@ class StackedSession(FusedSession):
                 f"{job.name!r} reads other arrays than this group; only jobs on the group's data can join it"
             )
         self._known[row] = known
+        self.schedules |= _has_timers([known])
         self._hypers.set(row, known.built)
         if state is not None:
             restore_into(known.built, state)
@@ -354,8 +370,6 @@ class StackedSession(FusedSession):
         for name, tensor in self._tensors.items():
             if stack.is_state(name) and name != "steps":
                 tensor[target].copy_(tensor[source])
-        moved = self._base[source] + int(self._tensors["steps"][source])
-        self._base[target] = moved - int(self._tensors["steps"][target])
         self._tensors["alive"][target] = True
 
     def resize(self, width: int) -> Mapping[int, int]:
@@ -364,12 +378,15 @@ class StackedSession(FusedSession):
             raise ValueError(f"expected room for {len(occupied)} members, received width {width}")
         moved = {row: place for place, row in enumerate(occupied)}
         index = torch.tensor((occupied * width)[:width], device=self._device)
-        rows = [name for name in self._tensors if not name.startswith("data:") and name not in ("k", "table")]
+        rows = [
+            name
+            for name in self._tensors
+            if not name.startswith("data:") and name not in ("k", *stack.BY_STEP)
+        ]
         self._tensors |= {name: self._tensors[name].index_select(0, index) for name in rows}
-        self._tensors["table"] = self._tensors["table"].index_select(1, index)
+        self._tensors |= {name: self._tensors[name].index_select(1, index) for name in stack.BY_STEP}
         self._best = {name: best.index_select(0, index) for name, best in self._best.items()}
         self._known = [*(self._known[row] for row in occupied), *[None] * (width - len(occupied))]
-        self._base = self._base[index.cpu().numpy()]
         self._orders = self._orders.moved(index.tolist(), self._tensors["order"], self._tensors["seeds"])
         self._hypers = self._hypers.moved(occupied, width)
         self._tensors["source"].zero_()
@@ -426,6 +443,10 @@ def make_window(known: Sequence[Known]) -> Window | None:
     """The window of a group whose data is streamed."""
     streams = [member.built.data for member in known if isinstance(member.built.data, Streamed)]
     return Window(streams) if streams else None
+
+
+def _has_timers(known: Sequence[Known]) -> bool:
+    return any(phase.timer is not None for member in known for phase in member.built.phases)
 
 
 def _versions(model: nn.Module) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from carpool.adapters.torch.absorb import group_options, restore_groups
-from carpool.adapters.torch.build import Built
+from carpool.adapters.torch.build import Built, LivePhase
 from carpool.adapters.torch.layout import Layout
 
 
@@ -21,6 +20,8 @@ class Ahead:
     """A chunk's numbers, [steps or 1, members, groups, hypers], and how its schedulers stood before."""
 
     numbers: np.ndarray
+    due: np.ndarray = field(default_factory=lambda: np.ones((1, 1, 1), dtype=bool))
+    """Which phases of which rows update at which step: [steps, members, phases]. Schedulers that step by batch step with the updates."""
     before: Mapping[int, Any] = field(default_factory=dict)
     errors: Mapping[int, BaseException] = field(default_factory=dict)
 
@@ -31,8 +32,7 @@ class Hypers:
     def __init__(self, layout: Layout, members: Sequence[Built | None]) -> None:
         self._layout = layout
         self._members = list(members)
-        shape = (len(members), len(layout.spans), len(layout.update.hypers))
-        self._now = np.zeros(shape)
+        self._now = np.zeros((len(members), len(layout.spans), layout.hypers))
         self._clip = np.full(len(members), np.inf)
         self._first: dict[int, Any] = {}
         for row, built in enumerate(members):
@@ -42,7 +42,7 @@ class Hypers:
         """Another job takes the row, or none."""
         self._members[row] = built
         self._first.pop(row, None)
-        if built is not None and built.timer is not None:
+        if any(phase.timer is not None for phase in self._phases(row)):
             self._first[row] = self._snapshot(row)
         self.read(row)
 
@@ -57,7 +57,7 @@ class Hypers:
         built = self._members[row]
         if built is None:
             return
-        self._now[row] = [self._layout.update.numbers(group) for group in built.optimizer.param_groups]
+        self._now[row] = self._numbers(row)
         self._clip[row] = np.inf if built.job.clip_norm is None else built.job.clip_norm
 
     def clip(self) -> Tensor:
@@ -67,7 +67,7 @@ class Hypers:
         """The numbers of the next step: [1, members, groups, hypers]."""
         return self._now[None].copy()
 
-    def ahead(self, rows: Sequence[int], steps: int) -> Ahead:
+    def ahead(self, rows: Sequence[int], due: np.ndarray) -> Ahead:
         """The numbers of the next steps. Schedulers that step by batch are stepped, for real, as they are read.
 
         One that raises (OneCycleLR past its total) is its own row's failure.
@@ -77,17 +77,17 @@ class Hypers:
                 self.read(row)
         timed = [row for row in rows if self._steps_by_batch(row)]
         if not timed:
-            return Ahead(self.now())
+            return Ahead(self.now(), due)
         before = {row: self._snapshot(row) for row in timed}
         errors: dict[int, BaseException] = {}
-        table = np.repeat(self._now[None], steps, axis=0)
+        table = np.repeat(self._now[None], len(due), axis=0)
         for row in timed:
             try:
-                table[:, row] = [self._stepped(row) for _ in range(steps)]
+                table[:, row] = [self._stepped(row, updates) for updates in due[:, row]]
             except Exception as error:
                 errors[row] = error
             self.read(row)
-        made = Ahead(table, before, errors)
+        made = Ahead(table, due, before, errors)
         if errors:
             for row in timed:
                 self.rewind(row, 0, made)
@@ -97,69 +97,88 @@ class Hypers:
         """The row took only so many of the steps that were prepared: its scheduler goes back to that."""
         if row not in ahead.before:
             return
-        built = self._members[row]
-        assert built is not None
-        groups, scheduler = ahead.before[row]
-        restore_groups(built, groups)
-        assert built.timer is not None
-        built.timer.scheduler.load_state_dict(scheduler)
-        for _ in range(steps):
-            self._stepped(row)
+        self._restore(row, ahead.before[row])
+        for updates in ahead.due[:steps, row]:
+            self._stepped(row, updates)
         self.read(row)
 
     def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
-        """Steps a scheduler that steps by epoch."""
-        built = self._members[row]
-        if built is not None and built.timer is not None:
-            mark_stepped(built)
-            built.timer.step_epoch(dict(metrics))
+        """Steps the schedulers that step by epoch."""
+        timed = [phase for phase in self._phases(row) if phase.timer is not None]
+        for phase in timed:
+            assert phase.timer is not None
+            mark_stepped(phase.optimizer)
+            phase.timer.step_epoch(dict(metrics))
+        if timed:
             self.read(row)
 
     def restart(self) -> None:
-        """Puts every member's real optimizer and scheduler back to where they were when it came in."""
+        """Puts every member's real optimizers and schedulers back to where they were when it came in."""
         for row, before in self._first.items():
-            built = self._members[row]
-            if built is not None and built.timer is not None:
-                restore_groups(built, before[0])
-                built.timer.scheduler.load_state_dict(before[1])
+            if self._members[row] is not None:
+                self._restore(row, before)
 
     def _is_watched(self, row: int) -> bool:
         """Whether a callback of the job's may have set other hyper-parameters since they were read."""
         built = self._members[row]
         return built is not None and bool(built.job.callbacks)
 
-    def _steps_by_batch(self, row: int) -> bool:
+    def _phases(self, row: int) -> tuple[LivePhase, ...]:
         built = self._members[row]
-        return built is not None and built.timer is not None and built.timer.every == "step"
+        return () if built is None else built.phases
+
+    def _steps_by_batch(self, row: int) -> bool:
+        return any(phase.timer is not None and phase.timer.by_step for phase in self._phases(row))
 
     def _snapshot(self, row: int) -> Any:
         built = self._members[row]
         assert built is not None
-        assert built.timer is not None
-        return group_options(built), copy.deepcopy(built.timer.scheduler.state_dict())
+        return group_options(built), [phase.timer and phase.timer.snapshot() for phase in built.phases]
 
-    def _stepped(self, row: int) -> list[tuple[float, ...]]:
+    def _restore(self, row: int, snapshot: Any) -> None:
         built = self._members[row]
         assert built is not None
-        assert built.timer is not None
-        numbers = [self._layout.update.numbers(group) for group in built.optimizer.param_groups]
-        mark_stepped(built)
-        built.timer.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau never steps by batch
+        groups, timers = snapshot
+        restore_groups(built, groups)
+        for phase, before in zip(built.phases, timers, strict=True):
+            if phase.timer is not None:
+                phase.timer.restore(before)
+
+    def _numbers(self, row: int) -> np.ndarray:
+        """A member's numbers as its real optimizers hold them now: [groups, hypers]."""
+        groups = (group for phase in self._phases(row) for group in phase.optimizer.param_groups)
+        made = np.zeros(self._now.shape[1:])
+        for number, (span, group) in enumerate(zip(self._layout.spans, groups, strict=True)):
+            made[number, : len(span.update.hypers)] = span.update.numbers(group)
+        return made
+
+    def _stepped(self, row: int, updates: Sequence[bool]) -> np.ndarray:
+        numbers = self._numbers(row)
+        for phase, update in zip(self._phases(row), updates, strict=True):
+            if update and phase.timer is not None and phase.timer.by_step:
+                mark_stepped(phase.optimizer)
+                phase.timer.step_update()
         return numbers
 
 
-def mark_stepped(built: Built) -> None:
+def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
     """Tells the scheduler that its optimizer has stepped: in a fused group the stack did that for it."""
-    built.optimizer._opt_called = True  # type: ignore[attr-defined]  # what torch's own wrapper of `step` sets
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # what torch's own wrapper of `step` sets
 
 
-def columns(layout: Layout, numbers: np.ndarray, counts: Tensor, steps: int) -> Tensor:
-    """The update's scalars for a chunk: [steps, members, groups, columns], made in float64 on the device.
+def columns(layout: Layout, numbers: np.ndarray, counts: Tensor, due: Tensor, width: int) -> Tensor:
+    """The updates' scalars for a chunk: [steps, members, groups, `width`], made in float64 on the device.
 
-    `counts` is how many updates each member's group has had before the chunk: [members, groups].
+    `counts` is how many updates each member's group has had before the chunk, [members, groups], and `due` which
+    phases of which rows update at which step, [steps, members, phases].
     """
     table = torch.from_numpy(numbers).to(counts.device)
-    ordinals = torch.arange(1, steps + 1, device=counts.device, dtype=torch.float64).view(-1, 1, 1)
-    named = {name: table[..., i] for i, name in enumerate(layout.update.hypers)}
-    made = layout.update.scalars(named, counts.to(torch.float64) + ordinals)
-    return torch.stack(torch.broadcast_tensors(*made), dim=-1)
+    ordinals = due.cumsum(0).to(torch.float64) + ~due  # at a step without update: the next one's
+    made = torch.zeros(*due.shape[:2], len(layout.spans), width, dtype=torch.float64, device=counts.device)
+    for update in {id(span.update): span.update for span in layout.spans}.values():
+        places = [number for number, span in enumerate(layout.spans) if span.update is update]
+        phases = [layout.spans[number].phase for number in places]
+        named = {name: table[:, :, places, i] for i, name in enumerate(update.hypers)}
+        parts = update.scalars(named, counts[:, places].to(torch.float64) + ordinals[:, :, phases])
+        made[:, :, places, : len(parts)] = torch.stack(torch.broadcast_tensors(*parts), dim=-1)
+    return made

@@ -15,17 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from carpool.adapters.torch.build import Arrays
+from carpool.adapters.torch.blame import blame
+from carpool.adapters.torch.build import Arrays, in_precision
 from carpool.adapters.torch.check import Case, compare, solo_step
 from carpool.adapters.torch.inputs import read_inputs
-from carpool.adapters.torch.members import Members
+from carpool.adapters.torch.members import Members, stepping
 from carpool.adapters.torch.objective import Objective, read_objective
 from carpool.adapters.torch.own_step import own_evaluate_step, own_predictions, own_train_step, prefixed
-from carpool.adapters.torch.probe import Probe, blame, probe
+from carpool.adapters.torch.probe import Probe, probe
 from carpool.adapters.torch.program import Program, flags
 from carpool.adapters.torch.rows import Rows
 from carpool.adapters.torch.signature import model_signature
-from carpool.adapters.torch.stacked import Recipe
+from carpool.adapters.torch.stacked import PhaseRecipe, Recipe
 from carpool.adapters.torch.template import modes_kept, template
 from carpool.errors import CarpoolError, DataError, FusionError, OptionError, sentence
 
@@ -169,15 +170,15 @@ class Kept:
         leaves = tuple(leaf[:1] if each else leaf[None] for leaf in objective.leaves)
         shared = self._members.shared
 
-        def step(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        def step(model: nn.Module, batch: Any, place: Any) -> dict[str, Tensor]:
             buffers = [(name, b, b._version) for name, b in model.named_buffers() if name in shared]
-            values = objective.function(model, objective.batch([leaf[0] for leaf in batch]))
+            values = objective.function(model, objective.batch([leaf[0] for leaf in batch]), place)
             written = next((name for name, buffer, version in buffers if buffer._version != version), None)
             if written is not None:
                 raise _refused(f"its forward pass writes into {written!r}, which all members share")
             return values
 
-        first = replace(self._members.built[0], step=step, data=Arrays(leaves, None, flat=True))
+        first = stepping(self._members.built[0], step, Arrays(leaves, None, flat=True))
         return probe(first, lambda built: model_signature(built.model))
 
     def _program(self, kind: str, objective: Objective, each: bool, clips: bool) -> _Ready:
@@ -203,16 +204,20 @@ class Kept:
         return self._programs[place]
 
     def _recipe(self, objective: Objective, clips: bool) -> Recipe:
+        first = self._members.built[0].job
+        function = in_precision(first, objective.function)
         return Recipe(
             layout=self._rows.layout,
             training=self._bare,
             evaluating=self._evaluating,
-            step=objective.function,
+            phases=(PhaseRecipe(function, ("loss",), every=1),),
+            evaluate=function,
             batch=objective.batch,
             validation_batch=objective.batch,
-            values=("loss",),
             evaluated=("loss",),
             clips=clips,
+            accumulate=1,
+            precision=first.precision,
         )
 
     # An objective's first step beside each member's own
@@ -225,7 +230,7 @@ class Kept:
             for part, training in self._members.modes:
                 part.training = training
             alone = {row: solo_step(recipe, self._case(row, objective, each, clip_norm)) for row in rows}
-        before = {name: tensors[name].clone() for name in (*names, "updates")}
+        before = {name: tensors[name].clone() for name in names}
         ready.run(objective)
         together = {name: tensors[name] for name in names} | {"sums": tensors["losses"][:, None]}
         for name, leaf in prefixed(tensors, "shared:").items():
@@ -240,14 +245,11 @@ class Kept:
         member, tensors = self._members.built[row], self._rows.tensors
         own = {name: tensors[name][row].clone() for name in self._rows.state_names}
         own |= {f"fixed:{name}": leaf for name, leaf in prefixed(tensors, "shared:").items()}
-        built = replace(
-            member,
-            job=replace(member.job, clip_norm=clip_norm),
-            step=objective.function,
-            data=Arrays(objective.leaves, objective.nest),
-        )
+        built = stepping(member, objective.function, Arrays(objective.leaves, objective.nest))
+        built = replace(built, job=replace(member.job, clip_norm=clip_norm))
         data = [leaf[row] if each else leaf for leaf in objective.leaves]
-        return Case(built, own, data, tensors["updates"][row].cpu().numpy(), int(tensors["steps"][row]))
+        counts, step = tensors["updates"][row].cpu().numpy(), int(tensors["steps"][row])
+        return Case(built, own, data, counts, step, place=0)
 
 
 def _refused(reason: str) -> FusionError:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carpool.adapters.torch.build import Built
+from carpool.adapters.torch.build import Built, LivePhase
 from carpool.kernels.updates import UPDATES, Update
 
 _ALIGN = 64  # elements: keeps every leaf's first address on a 128-byte line from 16-bit types up
@@ -26,6 +26,8 @@ class Leaf:
     name: str
     shape: tuple[int, ...]
     start: int
+    key: str
+    """What its optimizer slots are called in a `JobState`."""
 
     @property
     def size(self) -> int:
@@ -34,13 +36,17 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Span:
-    """A parameter group: its leaves, its columns, and the options that its members share."""
+    """A parameter group: its leaves, its columns, the options that its members share, its phase's place in the step."""
 
     leaves: tuple[Leaf, ...]
     start: int
     stop: int
     slots: tuple[str, ...]
     options: Mapping[str, Any]
+    update: Update
+    phase: int
+    num_columns: int
+    """How many scalars its update reads."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,6 @@ class Layout:
     """The columns of a structure's matrix."""
 
     spans: tuple[Span, ...]
-    update: Update
     width: int
     dtype: torch.dtype
 
@@ -60,6 +65,24 @@ class Layout:
     def slots(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(slot for span in self.spans for slot in span.slots))
 
+    @property
+    def tallies(self) -> dict[str, list[float]]:
+        """For each tally its value before the first update, group by group; zero where a group has none such."""
+        names = dict.fromkeys(name for span in self.spans for name, _ in span.update.tallies)
+        return {name: [dict(span.update.tallies).get(name, 0.0) for span in self.spans] for name in names}
+
+    @property
+    def hypers(self) -> int:
+        """The most hyper-parameters that a group has."""
+        return max(len(span.update.hypers) for span in self.spans)
+
+    def spans_of(self, phase: int) -> tuple[Span, ...]:
+        return tuple(span for span in self.spans if span.phase == phase)
+
+    def names_of(self, phase: int) -> frozenset[str]:
+        """The leaves that a phase updates."""
+        return frozenset(leaf.name for span in self.spans_of(phase) for leaf in span.leaves)
+
     def views(self, matrix: Tensor) -> dict[str, Tensor]:
         """Each leaf as a view of the matrix, members first."""
         rows = matrix.shape[0]
@@ -68,18 +91,19 @@ class Layout:
             for leaf in self.leaves
         }
 
-    def flat(self, leaves: Mapping[str, Tensor]) -> Tensor:
-        """Stacked leaves as one matrix; the gaps between them are zeros."""
+    def flat(self, leaves: Mapping[str, Tensor], phase: int | None = None) -> Tensor:
+        """Stacked leaves, or those of a phase, as one matrix; the gaps between them are zeros."""
+        spans = self.spans if phase is None else self.spans_of(phase)
         parts: list[Tensor] = []
-        at = 0
-        for leaf in self.leaves:
+        at, stop = spans[0].start, spans[-1].stop
+        for leaf in (leaf for span in spans for leaf in span.leaves):
             stacked = leaves[leaf.name].reshape(-1, leaf.size)
             if leaf.start > at:
                 parts.append(stacked.new_zeros(len(stacked), leaf.start - at))
             parts.append(stacked)
             at = leaf.start + leaf.size
-        if self.width > at:
-            parts.append(parts[-1].new_zeros(len(parts[-1]), self.width - at))
+        if stop > at:
+            parts.append(parts[-1].new_zeros(len(parts[-1]), stop - at))
         return torch.cat(parts, dim=1)
 
     def row(self, vector: Tensor) -> dict[str, Tensor]:
@@ -94,22 +118,31 @@ def make_layout(built: Built, idle: frozenset[str]) -> Layout:
     names = {
         id(p): name for name, p in built.model.named_parameters() if p.requires_grad and name not in idle
     }
-    update = UPDATES[type(built.optimizer)]
     spans: list[Span] = []
     at = 0
-    for group in built.optimizer.param_groups:
-        held = [(names[id(p)], tuple(p.shape)) for p in group["params"] if id(p) in names]
-        leaves, stop = _placed(held, at)
-        spans.append(Span(leaves, at, stop, update.slots(group), dict(update.structure(group))))
-        at = stop
+    for number, phase in enumerate(built.phases):
+        update = UPDATES[type(phase.optimizer)]
+        for group in phase.optimizer.param_groups:
+            held = [(names[id(p)], tuple(p.shape)) for p in group["params"] if id(p) in names]
+            leaves, stop = _placed(held, at, phase)
+            slots, options, columns = update.slots(group), dict(update.structure(group)), _num_columns(update)
+            spans.append(Span(leaves, at, stop, slots, options, update, number, columns))
+            at = stop
     dtype = next(p.dtype for p in built.model.parameters() if id(p) in names)
-    return Layout(tuple(spans), update, at, dtype)
+    return Layout(tuple(spans), at, dtype)
 
 
-def _placed(held: Sequence[tuple[str, tuple[int, ...]]], at: int) -> tuple[tuple[Leaf, ...], int]:
+def _num_columns(update: Update) -> int:
+    one = torch.ones(1)
+    return len(update.scalars(dict.fromkeys(update.hypers, one), one))
+
+
+def _placed(
+    held: Sequence[tuple[str, tuple[int, ...]]], at: int, phase: LivePhase
+) -> tuple[tuple[Leaf, ...], int]:
     leaves = []
     for name, shape in held:
-        leaf = Leaf(name, shape, at)
+        leaf = Leaf(name, shape, at, phase.key(name))
         leaves.append(leaf)
         at += -(-max(1, leaf.size) // _ALIGN) * _ALIGN
     return tuple(leaves), at

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from carpool.adapters.torch.behaviour import optimizer_signature
-from carpool.adapters.torch.build import Arrays, Built
+from carpool.adapters.torch.build import Arrays, Built, LivePhase, Step, in_precision
 from carpool.adapters.torch.fuse import Known, untraced_refusal
 from carpool.adapters.torch.probe import Probe
 from carpool.adapters.torch.signature import model_signature
@@ -100,18 +100,24 @@ def _check_pair(position: int, model: Any, optimizer: Any) -> None:
 
 def _member(position: int, model: nn.Module, optimizer: Optimizer, seed: int) -> Built:
     job = Job(model, (), name=f"model {position}", optimizer=optimizer, seed=seed, batch_size=1)
-    return Built(job, model, optimizer, None, _NOTHING, None, _no_step)
+    return Built(job, model, (LivePhase("", _no_step, optimizer, None),), _NOTHING, None, _no_step)
 
 
-def _no_step(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+def _no_step(model: nn.Module, batch: Any, place: Any) -> dict[str, Tensor]:
     raise AssertionError("a member's step comes with its batch")
+
+
+def stepping(member: Built, step: Step, data: Arrays) -> Built:
+    """The member with what it is to compute, in its precision, and on what."""
+    (phase,) = member.phases
+    return replace(member, phases=(replace(phase, step=in_precision(member.job, step)),), data=data)
 
 
 def _check_owned(built: Sequence[Built]) -> None:
     owners: dict[int, int] = {}
     for position, member in enumerate(built):
-        trained = (p for group in member.optimizer.param_groups for p in group["params"] if p.requires_grad)
-        for thing in (member.model, member.optimizer, *{id(p): p for p in trained}.values()):
+        (phase,) = member.phases
+        for thing in (member.model, phase.optimizer, *{id(p): p for p in phase.trained}.values()):
             other = owners.setdefault(id(thing), position)
             if other != position:
                 raise ModelError(

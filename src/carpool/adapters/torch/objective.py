@@ -19,7 +19,7 @@ from carpool.planning.spec import Signature
 
 @dataclass(frozen=True)
 class Objective:
-    """A function of (model, batch) to {"loss": scalar}, what it does, and the batch's tensors."""
+    """A function of a model and a batch to {"loss": scalar}, what it does, and the batch's tensors."""
 
     function: Step
     signature: Signature
@@ -66,7 +66,7 @@ def called(model: Callable[..., Any], x: Any) -> Any:
 
 
 def _supervised(loss: Callable[[Any, Any], Any]) -> Step:
-    def run(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    def run(model: nn.Module, batch: Any, place: Any) -> dict[str, Tensor]:
         x, y = batch
         return {"loss": _scalar(loss(called(model, x), y))}
 
@@ -74,7 +74,7 @@ def _supervised(loss: Callable[[Any, Any], Any]) -> Step:
 
 
 def _whole(step: Callable[..., Any]) -> Step:
-    def run(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    def run(model: nn.Module, batch: Any, place: Any) -> dict[str, Tensor]:
         return {"loss": _scalar(step(model, *batch))}
 
     return run

@@ -17,16 +17,19 @@ from torch.utils import _pytree as pytree
 
 from carpool.adapters.torch.inputs import Inputs
 from carpool.adapters.torch.layout import Layout
+from carpool.adapters.torch.precision import WideNorms
 from carpool.adapters.torch.probe import Stepped, call
 from carpool.adapters.torch.stacked import Recipe, evaluation_step, update_rows
 from carpool.kernels.table import stacked
 
 Tensors = dict[str, Tensor]
 
+_PLACE = 0  # the number of a batch in its epoch: in the user's own loop there are no epochs
+
 
 def own_train_step(recipe: Recipe, each: bool) -> Callable[[Tensors], None]:
     """Forward, backward, clipping and update of all active rows; a row whose loss is not finite keeps every bit."""
-    module = Stepped(recipe.training, recipe.step)
+    module = Stepped(recipe.training, recipe.phases[0].step)
 
     def step(t: Tensors) -> None:
         shared = prefixed(t, "shared:")
@@ -34,8 +37,9 @@ def own_train_step(recipe: Recipe, each: bool) -> Callable[[Tensors], None]:
         def member(
             learning: Tensors, fixed: Tensors, buffers: Tensors, batch: list[Tensor], seed: Tensor, at: Tensor
         ) -> Any:
-            with stacked(seed, at):
-                values, after = call(module, {**learning, **fixed, **buffers, **shared}, recipe.batch(batch))
+            with stacked(seed, at), WideNorms():
+                leaves = {**learning, **fixed, **buffers, **shared}
+                values, after = call(module, leaves, recipe.batch(batch), _PLACE)
             loss = values["loss"]
             return loss, (loss.detach().to(torch.float64), {n: after[n].detach() for n in buffers})
 
@@ -46,28 +50,27 @@ def own_train_step(recipe: Recipe, each: bool) -> Callable[[Tensors], None]:
             grad(member, has_aux=True), in_dims=(0, 0, 0, 0 if each else None, 0, 0)
         )(learning, prefixed(t, "fixed:"), trial, batch, t["seeds"], t["steps"])
         moved = t["active"] & torch.isfinite(losses)
-        table = _table(recipe.layout, t["numbers"], t["updates"] + 1)
-        update_rows(recipe, {**t, "table": table}, recipe.layout.flat(grads), moved)
+        table = _table(recipe.layout, t["numbers"], (t["updates"] + 1).to(torch.float64))
+        update_rows(recipe, 0, {**t, "table": table}, recipe.layout.flat(grads), moved)
         for name, buffer in buffers.items():
             mask = moved.view(-1, *(1,) * (buffer.dim() - 1))
             buffer.copy_(torch.where(mask, after[name], buffer))
         t["losses"].copy_(torch.where(t["active"], losses, torch.nan))
         t["steps"].add_(moved)
-        t["updates"].add_(moved[:, None])
 
     return step
 
 
 def own_evaluate_step(recipe: Recipe, each: bool) -> Callable[[Tensors], None]:
     """The loss of every row in evaluation mode; nothing but the losses changes."""
-    module = Stepped(recipe.evaluating, recipe.step)
+    module = Stepped(recipe.evaluating, recipe.evaluate)
 
     def step(t: Tensors) -> None:
         shared = prefixed(t, "shared:")
 
         def member(leaves: Tensors, batch: list[Tensor], seed: Tensor, at: Tensor) -> Tensor:
-            with stacked(seed, at):
-                values, _ = call(module, {**leaves, **shared}, recipe.batch(batch))
+            with stacked(seed, at), WideNorms():
+                values, _ = call(module, {**leaves, **shared}, recipe.batch(batch), _PLACE)
             return values["loss"].to(torch.float64)
 
         batch = list(prefixed(t, "data:").values())
@@ -113,8 +116,9 @@ def stacked_leaves(layout: Layout, t: Tensors) -> Tensors:
 
 def _table(layout: Layout, numbers: Tensor, ordinals: Tensor) -> Tensor:
     """The update's scalars, as `hypers.columns` makes them for a chunk: [1, members, groups, columns]."""
-    named = {name: numbers[..., i] for i, name in enumerate(layout.update.hypers)}
-    made = layout.update.scalars(named, ordinals)
+    update = layout.spans[0].update  # one optimizer, so all groups have one update
+    named = {name: numbers[..., i] for i, name in enumerate(update.hypers)}
+    made = update.scalars(named, ordinals)
     wide = torch.float64 if layout.dtype == torch.float64 else torch.float32
     return torch.stack(torch.broadcast_tensors(*made), dim=-1)[None].to(wide)
 

@@ -1,14 +1,18 @@
-"""How precisely the user lets torch multiply: read, never changed.
+"""How precisely the user lets torch multiply, and what a job's own `precision=` makes of it.
 
-Torch has an older set of getters and a newer one; the older raise once a user has set one of the newer, so only those
-are read.
+Global settings are read, never changed. Torch has an older set of getters and a newer one; the older raise once a user
+has set one of the newer, so only those are read.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 _PLACES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")
 
@@ -30,6 +34,47 @@ def convolves_in_tf32() -> bool:
 def recurs_in_tf32() -> bool:
     """True unless the user said otherwise, likewise."""
     return _read("cudnn.rnn") == "tf32"
+
+
+def computing_in(word: str, device: str) -> AbstractContextManager[object]:
+    """What a job's `precision=` puts around its forward pass and loss on this type of device."""
+    lowered = computes_in_16_bits(word, device)
+    if word == "inherit" and not lowered:
+        return nullcontext()
+    kind = torch.get_autocast_dtype(device) if word == "inherit" else torch.bfloat16
+    # Never from a cache: a cast of the weights that is kept while autocast lasts is stale after the first update.
+    return torch.autocast(device, kind, enabled=lowered, cache_enabled=False)
+
+
+def untouched(word: str, device: str) -> AbstractContextManager[object]:
+    """Autocast off for all of a step but what `computing_in` surrounds, where a job says its precision itself."""
+    return nullcontext() if word == "inherit" else torch.autocast(device, enabled=False)
+
+
+def computes_in_16_bits(word: str, device: str) -> bool:
+    """Whether a job of this `precision=` computes in a 16-bit type on this type of device, as things are now."""
+    return word == "bf16" or (word == "inherit" and torch.is_autocast_enabled(device))
+
+
+_NORMS = frozenset({F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm})
+
+
+class WideNorms(TorchFunctionMode):
+    """On a CPU, the norm of a 16-bit input computed in float32 and rounded to 16 bits after that.
+
+    The kernels of a job alone do just that; those that vmap leads to there take no input narrower than the weights.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _NORMS or not _is_narrower(args[0], (*args[1:], *kwargs.values())):
+            return func(*args, **kwargs)
+        return func(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
+
+
+def _is_narrower(input: torch.Tensor, others: tuple[Any, ...]) -> bool:
+    narrow = input.device.type == "cpu" and input.dtype in (torch.bfloat16, torch.float16)
+    return narrow and any(isinstance(t, torch.Tensor) and t.dtype == torch.float32 for t in others)
 
 
 def _read(place: str) -> str:

@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Arrays, Built, Step
+from carpool.adapters.torch.phases import combined
 from carpool.errors import CarpoolError
 from carpool.kernels.recurrent import lent
 from carpool.kernels.table import stacked
@@ -36,26 +37,28 @@ class Stepped(nn.Module):
         self.model = model
         self.step = step
 
-    def forward(self, batch: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        values = self.step(self.model, batch)
+    def forward(self, batch: Any, place: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        values = self.step(self.model, batch, place)
         return values, dict(self.model.named_buffers())
 
 
-def call(module: Stepped, leaves: Mapping[str, torch.Tensor], batch: Any) -> Any:
+def call(module: Stepped, leaves: Mapping[str, torch.Tensor], batch: Any, place: Any) -> Any:
     """Runs the objective on these parameters and buffers, named as in the user's model."""
     with lent(module):
-        return functional_call(module, {f"model.{name}": leaf for name, leaf in leaves.items()}, (batch,))
+        return functional_call(
+            module, {f"model.{name}": leaf for name, leaf in leaves.items()}, (batch, place)
+        )
 
 
 @dataclass(frozen=True)
 class Probe:
     """What one step showed; `failure` says why it showed nothing.
 
-    `values` and `evaluated` are what a training and a validation batch return, the loss first. `idle` parameters get no
-    gradient; `random` says whether the step drew keyed random numbers.
+    `values` is what each phase returns for a training batch, its loss first, `evaluated` what a validation batch gives.
+    `idle` parameters get no gradient; `random` says whether the step drew keyed random numbers.
     """
 
-    values: tuple[str, ...] = ("loss",)
+    values: tuple[tuple[str, ...], ...] = (("loss",),)
     evaluated: tuple[str, ...] = ("loss",)
     idle: frozenset[str] = frozenset()
     saved_bytes: int = 0
@@ -69,11 +72,13 @@ def probe(built: Built, behaviour: Callable[[Built], Entries]) -> Probe:
     It runs on a copy, so that what a forward pass leaves in its module is not left in the user's. `behaviour` tells
     whether it did leave something: such a step depends on the steps before it, and one trace cannot stand for all.
     """
+    if built.manual is not None:
+        return Probe(failure="automatic_optimization is False: its training_step updates by itself")
     try:
         twin = replace(built, model=copy.deepcopy(built.model))
         before = behaviour(twin)
         with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            shown = _probe(twin, fake)
+            shown = _probe(twin, fake, [_held(built, number) for number in range(len(built.phases))])
         changed = _changed(before, behaviour(twin))
         return shown if changed is None else replace(shown, failure=f"its forward pass changes {changed!r}")
     except CarpoolError:
@@ -87,7 +92,15 @@ def _changed(before: Entries, after: Entries) -> str | None:
     return next((label for label in (*was, *now) if was.get(label, was) != now.get(label, now)), None)
 
 
-def _probe(built: Built, fake: FakeTensorMode) -> Probe:
+def _held(built: Built, number: int) -> frozenset[str]:
+    """The parameters that get a gradient of a phase's loss: those of its optimizer, or all for a plain job."""
+    phase = built.phases[number]
+    held = {id(parameter) for parameter in phase.trained}
+    learning = {name: p for name, p in built.model.named_parameters() if p.requires_grad}
+    return frozenset(name for name, p in learning.items() if not phase.name or id(p) in held)
+
+
+def _probe(built: Built, fake: FakeTensorMode, held: Sequence[frozenset[str]]) -> Probe:
     parameters = dict(built.model.named_parameters())
     tensors = {**parameters, **dict(built.model.named_buffers())}
     leaves = {name: fake.from_tensor(tensor.detach()) for name, tensor in tensors.items()}
@@ -98,38 +111,67 @@ def _probe(built: Built, fake: FakeTensorMode) -> Probe:
         leaves[name].requires_grad_()
     versions = {name: leaves[name]._version for name in parameters}
     device = next((str(tensor.device) for tensor in tensors.values()), "cpu")
-    module = Stepped(built.model, built.step)
+    batch = _empty_batch(built.data, built.job.batch_size, device)
+    shown = [_probe_phase(built, number, leaves, sorted(names), batch) for number, names in enumerate(held)]
+    combined(built.job, (), [dict.fromkeys(one.values, 0) for one in shown])  # a name that comes twice raises
+    written = next((name for name, version in versions.items() if leaves[name]._version != version), None)
+    return Probe(
+        values=tuple(one.values for one in shown),
+        evaluated=_evaluated_values(built, leaves, device),
+        idle=frozenset().union(*(one.idle for one in shown)),
+        saved_bytes=max(one.saved_bytes for one in shown),
+        random=any(one.random for one in shown),
+        failure=None if written is None else f"its forward pass writes into the parameter {written!r}",
+    )
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What one phase showed."""
+
+    values: tuple[str, ...]
+    idle: frozenset[str]
+    saved_bytes: int
+    random: bool
+
+
+def _probe_phase(
+    built: Built, number: int, leaves: Mapping[str, torch.Tensor], learning: Sequence[str], batch: Any
+) -> _Shown:
+    phase = built.phases[number]
     saved: list[int] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         saved.append(tensor.nbytes)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), stacked(0, 0) as key:
-        values, _ = call(module, leaves, _empty_batch(built.data, built.job.batch_size, device))
-    grads = torch.autograd.grad(values["loss"], [leaves[name] for name in learning], allow_unused=True)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), stacked(0, 0, number) as key:
+        values, _ = call(Stepped(built.model, phase.step), leaves, batch, _empty_place())
+    grads = torch.autograd.grad(values[phase.loss], [leaves[name] for name in learning], allow_unused=True)
     idle = frozenset(name for name, grad in zip(learning, grads, strict=True) if grad is None)
-    written = next((name for name, version in versions.items() if leaves[name]._version != version), None)
-    failure = None if written is None else f"its forward pass writes into the parameter {written!r}"
-    evaluated = _evaluated_values(built, module, leaves, device)
-    return Probe(_loss_first(values), evaluated, idle, sum(saved), key.call > 0, failure)
+    return _Shown(_loss_first(values, phase.loss), idle, sum(saved), key.drawn)
 
 
-def _evaluated_values(
-    built: Built, module: Stepped, leaves: Mapping[str, torch.Tensor], device: str
-) -> tuple[str, ...]:
+def _empty_place() -> torch.Tensor:
+    """The number of a batch, without contents."""
+    return torch.empty((), dtype=torch.int64)
+
+
+def _evaluated_values(built: Built, leaves: Mapping[str, torch.Tensor], device: str) -> tuple[str, ...]:
     """What a validation batch returns: a step may return other metrics in evaluation mode."""
     if built.validation is None:
         return ("loss",)
+    module = Stepped(built.model, built.evaluate)
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
         with torch.no_grad(), stacked(0, 0):
-            values, _ = call(module, leaves, _empty_batch(built.validation, built.job.batch_size, device))
+            batch = _empty_batch(built.validation, built.job.batch_size, device)
+            values, _ = call(module, leaves, batch, _empty_place())
     finally:
         for part, training in modes.items():
             part.training = training
-    return _loss_first(values)
+    return _loss_first(values, "loss")
 
 
 def _empty_batch(arrays: Arrays, size: int, device: str) -> Any:
@@ -139,5 +181,5 @@ def _empty_batch(arrays: Arrays, size: int, device: str) -> Any:
     )
 
 
-def _loss_first(values: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("loss", *(name for name in values if name != "loss"))
+def _loss_first(values: Mapping[str, Any], loss: str) -> tuple[str, ...]:
+    return (*(name for name in values if name == loss), *(name for name in values if name != loss))

@@ -104,8 +104,9 @@ class Program:
     def run(self, steps: int) -> None:
         """Enqueues so many steps."""
         if self._device.type != "cuda":
-            for _ in range(steps):
-                self._call(*self._inputs)
+            with torch.autocast(self._device.type, enabled=False):  # the trace holds every cast already
+                for _ in range(steps):
+                    self._call(*self._inputs)
             return
         for size in (STEPS_PER_GRAPH, 1):
             while steps >= size:
@@ -127,7 +128,8 @@ class Program:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Other threads may copy batches meanwhile. Replays of one program follow one another, so they share a pool.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        with torch.autocast("cuda", enabled=False), capture:
             for _ in range(steps):
                 self._call(*self._inputs)
         return graph
@@ -139,7 +141,8 @@ class Program:
         active.zero_()
         counter.zero_()
         try:
-            call(*self._inputs)
+            with torch.autocast(self._device.type, enabled=False):
+                call(*self._inputs)
             if self._device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
         finally:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.absorb import absorb_into
@@ -35,14 +36,13 @@ class Rows:
         """Lays the members out, without the leaves that get no gradient, and writes them into the rows."""
         first, shared, device = self._built[0], self._members.shared, self._members.device
         self.layout = layout = make_layout(first, idle)
-        made = stack.state_tensors(layout, first, self.width, device, shared)
+        made = stack.state_tensors(layout, first, self.width, 1, device, shared)
         made |= {f"shared:{n}": leaf.detach() for n, leaf in leaves_of(first.model).items() if n in shared}
-        hypers = (self.width, len(layout.spans), len(layout.update.hypers))
+        hypers = (self.width, len(layout.spans), layout.hypers)
         made |= {
             "active": torch.tensor([row in self.active for row in range(self.width)]),
             "k": torch.zeros((), dtype=torch.int64),
             "numbers": torch.zeros(hypers, dtype=torch.float64),
-            "updates": torch.zeros(hypers[:2], dtype=torch.float64),
             "clip": torch.full((self.width,), torch.inf, dtype=self.wide),
             "losses": torch.zeros(self.width, dtype=torch.float64),
             "seeds": torch.tensor([built.seed for built in self._built]),
@@ -67,8 +67,7 @@ class Rows:
         steps = self.tensors["steps"].clone()
         stack.write_rows(self.layout, self.tensors, rows, states)
         self.tensors["steps"].copy_(steps)  # what keys a member's random numbers goes on
-        for row, state in zip(rows, states, strict=True):
-            self.tensors["updates"][row] = torch.from_numpy(stack.updates_done(self.layout, state))
+        for row in rows:
             self._versions[row] = _versions(self._leaves[row])
         self._late -= set(rows)
 
@@ -76,7 +75,7 @@ class Rows:
         """The active rows are ahead of the user's objects."""
         self._late |= set(self.active)
         for row in self.active:
-            mark_stepped(self._built[row])
+            mark_stepped(self._optimizer(row))
 
     def write_back(self, rows: Sequence[int]) -> None:
         """Rows into the user's objects, where a step has changed them since."""
@@ -84,8 +83,7 @@ class Rows:
         if not late:
             return
         self.check_undisturbed(late)
-        base = (self.tensors["updates"] - self.tensors["steps"][:, None]).cpu().numpy()
-        states = stack.read_rows(self.layout, self.tensors, late, [self._built[row] for row in late], base)
+        states = stack.read_rows(self.layout, self.tensors, late, [self._built[row] for row in late])
         for row, state in zip(late, states, strict=True):
             absorb_into(self._built[row], state)
             self._versions[row] = _versions(self._leaves[row])
@@ -112,12 +110,12 @@ class Rows:
 
     def feed_hypers(self, clip_norm: float | None) -> None:
         """What the real optimizers say now: a scheduler may have stepped."""
-        update, spans = self.layout.update, self.layout.spans
-        groups = [built.optimizer.param_groups for built in self._built]
+        spans = self.layout.spans
+        groups = [self._optimizer(row).param_groups for row in range(self.width)]
         for row, own in enumerate(groups):
             if len(own) != len(spans):
                 raise _changed(row, f"{len(spans)} parameter groups", str(len(own)))
-        now = np.array([[update.numbers(group) for group in own] for own in groups])
+        now = np.array([[spans[0].update.numbers(group) for group in own] for own in groups])
         if not np.array_equal(now, self._numbers):
             self._check_arithmetic()
             self.tensors["numbers"].copy_(torch.from_numpy(now))
@@ -126,12 +124,16 @@ class Rows:
             self.tensors["clip"].fill_(clip_norm)
 
     def _check_arithmetic(self) -> None:
-        update = self.layout.update
-        for row, built in enumerate(self._built):
-            for group, span in zip(built.optimizer.param_groups, self.layout.spans, strict=True):
-                was, now = update.structure(span.options), update.structure(group)
+        for row in range(self.width):
+            groups = self._optimizer(row).param_groups
+            for group, span in zip(groups, self.layout.spans, strict=True):
+                was, now = dict(span.options), dict(span.update.structure(group))
                 if was != now:
-                    raise _changed(row, str(dict(was)), str(dict(now)))
+                    raise _changed(row, str(was), str(now))
+
+    def _optimizer(self, row: int) -> Optimizer:
+        (phase,) = self._built[row].phases
+        return phase.optimizer
 
 
 def _versions(leaves: Sequence[Tensor]) -> list[int]:

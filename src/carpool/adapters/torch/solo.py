@@ -13,10 +13,19 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
-from carpool.adapters.torch.absorb import absorb_into, group_options, is_number
+from carpool.adapters.torch.absorb import (
+    absorb_into,
+    group_options,
+    is_number,
+    scheduler_state,
+    slots_by_key,
+)
 from carpool.adapters.torch.batches import batches_of
-from carpool.adapters.torch.build import Arrays, Built, reseed, seeded
+from carpool.adapters.torch.build import Arrays, Built, ManualStep, reseed, seeded
+from carpool.adapters.torch.cadence import due_at
 from carpool.adapters.torch.clock import Stream
+from carpool.adapters.torch.phases import combined
+from carpool.adapters.torch.precision import untouched
 from carpool.adapters.torch.stacked import evaluation_step
 from carpool.adapters.torch.store import Store
 from carpool.kernels.table import alone
@@ -30,12 +39,17 @@ class SoloSession(Session):
 
     def __init__(self, built: Built, course: Course, device: str, store: Store, random: bool = True) -> None:
         self._built, self._course, self._device = built, course, device
+        self._kind = torch.device(device).type
         self._homes = _homes(built.model)
+        self._home = vars(built.model).get("_device")  # where a LightningModule says that it is
         self._batches = batches_of(built, device, store)
         held = built.validation.tensors if built.validation else ()
         self._validation = [store.on(device, tensor) for tensor in held]
         self._best: dict[str, torch.Tensor] = {}
         self._steps = 0
+        self._shown: dict[int, dict[str, float]] = {}
+        self._plain = len(built.phases) == 1 and not built.phases[0].name
+        self.schedules = any(phase.timer is not None for phase in built.phases)
         self._diverged = False
         self._random = random
         self._buffered = any(True for _ in built.model.buffers())
@@ -59,7 +73,7 @@ class SoloSession(Session):
         if self._diverged:
             return Ticket(chunk, (totals, 0, True))
         done, error = 0, None
-        with seeded(self._built.job.seed):
+        with seeded(self._built.job.seed), untouched(self._built.job.precision, self._kind):
             enough = time.perf_counter() + _SLICE_S
             while done < chunk.steps and not (done and time.perf_counter() > enough):
                 try:
@@ -82,24 +96,70 @@ class SoloSession(Session):
     def _step(self, chunk: Chunk, ahead: int) -> dict[str, float] | None:
         """One step's values; None when the loss is not finite, and then nothing has changed."""
         built, cursor = self._built, chunk.cursors[0]
-        step = cursor.step + ahead
+        step, batch = cursor.step + ahead, cursor.batch + ahead
         inputs = self._batches.batch(cursor, ahead, chunk.size)
         reseed(built.seed * 1_000_003 + step)  # for operators that are not keyed
+        if built.manual is not None:
+            return self._take_manually(built.manual, inputs, batch, step)
+        due = due_at(built, chunk, 0, ahead)
+        if self._plain:
+            values = self._take_phase(0, inputs, batch, step, due[0])
+        else:
+            values = self._take_phases(inputs, batch, step, due)
+        if values is None:
+            return None
+        self._steps = step + 1
+        if self.schedules:
+            for phase, updated in zip(built.phases, due, strict=True):
+                if updated and phase.timer is not None:
+                    phase.timer.step_update()
+        return values
+
+    def _take_phases(
+        self, inputs: Any, batch: int, step: int, due: Sequence[bool]
+    ) -> dict[str, float] | None:
+        """The updates of a step with phases; one that sits out shows what it showed last."""
+        phases = self._built.phases
+        for number, phase in enumerate(phases):
+            if step % phase.every == 0:
+                values = self._take_phase(number, inputs, batch, step, due[number])
+                if values is None:
+                    return None
+                self._shown[number] = values
+        return combined(self._built.job, [phase.loss for phase in phases], list(self._shown.values()))
+
+    def _take_manually(self, take: ManualStep, inputs: Any, batch: int, step: int) -> dict[str, float] | None:
+        """A step that updates by itself; None when its loss is not finite, and then what it did stands."""
+        with torch.enable_grad(), alone(self._built.seed, step):
+            values = take(self._built.model, inputs, batch, self._built.phases)
+        if not math.isfinite(values["loss"]):
+            return None
+        self._steps = step + 1
+        return values
+
+    def _take_phase(
+        self, number: int, inputs: Any, batch: int, step: int, due: bool
+    ) -> dict[str, float] | None:
+        """One update of a step; None when its loss is not finite, and then it has changed nothing."""
+        built, phase = self._built, self._built.phases[number]
         buffers = {name: b.clone() for name, b in built.model.named_buffers()} if self._buffered else {}
-        built.optimizer.zero_grad(set_to_none=True)
-        with torch.enable_grad(), alone(built.seed, step) if self._random else nullcontext():
-            values = built.step(built.model, inputs)
-        loss = values["loss"].item()
-        if not math.isfinite(loss):
+        if batch % built.job.accumulate == 0:
+            phase.optimizer.zero_grad(set_to_none=True)
+        with torch.enable_grad(), alone(built.seed, step, number) if self._random else nullcontext():
+            values = phase.step(built.model, inputs, batch)
+        loss = values[phase.loss]
+        if not math.isfinite(loss.item()):
             _restore(built.model, buffers)
             return None
-        values["loss"].backward()
-        if built.job.clip_norm is not None:
-            clip_grad_norm_(built.model.parameters(), built.job.clip_norm)
-        built.optimizer.step()
-        self._steps = step + 1
-        if built.timer is not None and built.timer.every == "step":
-            built.timer.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau never steps by batch
+        if built.job.accumulate > 1:
+            loss = loss / built.job.accumulate
+        loss.backward(inputs=phase.trained if phase.name else None)
+        if due:
+            if built.job.clip_norm is not None:
+                clip_grad_norm_(
+                    phase.trained if phase.name else built.model.parameters(), built.job.clip_norm
+                )
+            phase.optimizer.step()
         return {name: value.item() for name, value in values.items()}
 
     def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
@@ -116,14 +176,15 @@ class SoloSession(Session):
             batches = _batches(validation, self._validation, self._course.batch_size)
             for number, (size, batch) in enumerate(batches):
                 with alone(self._built.seed, evaluation_step(self._steps, number)):
-                    values = self._built.step(self._built.model, batch)
+                    values = self._built.evaluate(self._built.model, batch, number)
                 for name, value in values.items():
                     totals[name] = totals.get(name, 0.0) + value.to(torch.float64) * size
         return (MetricRow(0, 0, validation.length, {name: float(value) for name, value in totals.items()}),)
 
     def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
-        if self._built.timer is not None:
-            self._built.timer.step_epoch(dict(metrics))
+        for phase in self._built.phases:
+            if phase.timer is not None:
+                phase.timer.step_epoch(dict(metrics))
 
     def keep(self, rows: Sequence[int]) -> None:
         if rows:
@@ -137,11 +198,10 @@ class SoloSession(Session):
 
     def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
         built = self._built
-        names = {id(parameter): name for name, parameter in built.model.named_parameters()}
-        slots = {names[id(p)]: _copied(s) for p, s in built.optimizer.state.items() if id(p) in names}
+        slots = {key: _copied(own) for key, own in slots_by_key(built).items()}
         model = {name: tensor.detach().to("cpu", copy=True) for name, tensor in _leaves(built.model).items()}
-        scheduler = built.timer.scheduler.state_dict() if built.timer else None
-        return (JobState(Cursor(step=self._steps), model, slots, group_options(built), scheduler),)
+        cursor = Cursor(step=self._steps)
+        return (JobState(cursor, model, slots, group_options(built), scheduler_state(built)),)
 
     def load(self, row: int, state: JobState) -> None:
         absorb_into(self._built, state)
@@ -157,9 +217,12 @@ class SoloSession(Session):
 
     def close(self) -> None:
         self._stream.drain()
-        self._built.optimizer.zero_grad(set_to_none=True)
+        for phase in self._built.phases:
+            phase.optimizer.zero_grad(set_to_none=True)
         for name, tensor in _leaves(self._built.model).items():
             tensor.data = tensor.data.to(self._homes[name])
+        if self._home is not None:
+            vars(self._built.model)["_device"] = self._home
         _follow(self._built)
         self._batches.close()
         self._validation, self._best = [], {}
@@ -194,12 +257,13 @@ def _move(built: Built, device: str) -> None:
 
 def _follow(built: Built) -> None:
     """The optimizer's state to where its parameters are; a host-side step counter stays on the host."""
-    for parameter, slots in built.optimizer.state.items():
-        for name, slot in slots.items():
-            if isinstance(slot, torch.Tensor) and (
-                not is_number(built.optimizer, name) or slot.device.type != "cpu"
-            ):
-                slots[name] = slot.to(parameter.device)
+    for phase in built.phases:
+        for parameter, slots in phase.optimizer.state.items():
+            for name, slot in slots.items():
+                if isinstance(slot, torch.Tensor) and (
+                    not is_number(phase.optimizer, name) or slot.device.type != "cpu"
+                ):
+                    slots[name] = slot.to(parameter.device)
 
 
 def _restore(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:

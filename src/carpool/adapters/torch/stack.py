@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from carpool.adapters.base import JobState
-from carpool.adapters.torch.absorb import group_options
+from carpool.adapters.torch.absorb import group_options, scheduler_state, slots_by_key
 from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.layout import Layout
 from carpool.kernels.updates import number_dtype
@@ -19,53 +19,75 @@ Tensors = dict[str, Tensor]
 
 
 def state_tensors(
-    layout: Layout, built: Built, width: int, device: str, shared: Collection[str] = ()
+    layout: Layout, built: Built, width: int, values: int, device: str, shared: Collection[str] = ()
 ) -> Tensors:
     """What the members are: weights, optimizer slots, fixed parameters and buffers, a row for each.
 
-    `shared` leaves are one object in all members and get no rows.
+    Where a phase may sit a step out, also the values that its last run showed. `shared` leaves are one object in all
+    members and get no rows.
     """
     learning = {leaf.name for leaf in layout.leaves}
     made = {"weights": torch.zeros(width, layout.width, dtype=layout.dtype, device=device)}
     for slot in layout.slots:
         made[f"slot:{slot}"] = torch.zeros(width, layout.width, dtype=layout.dtype, device=device)
-    for tally, start in layout.update.tallies:
-        made[f"tally:{tally}"] = torch.full(
-            (width, len(layout.spans)), start, dtype=number_dtype(), device=device
-        )
+    for tally, starts in layout.tallies.items():
+        before = torch.tensor(starts, dtype=number_dtype(), device=device)
+        made[f"tally:{tally}"] = before.repeat(width, 1)
     for name, parameter in built.model.named_parameters():
         if name not in learning and name not in shared:
             made[f"fixed:{name}"] = torch.zeros(width, *parameter.shape, dtype=parameter.dtype, device=device)
     for name, buffer in built.model.named_buffers():
         if name not in shared:
             made[f"buffer:{name}"] = torch.zeros(width, *buffer.shape, dtype=buffer.dtype, device=device)
+    if any(phase.every > 1 for phase in built.phases):
+        made["last"] = torch.zeros(width, values, dtype=torch.float64, device=device)
+    if built.job.accumulate > 1:
+        made["gathered"] = torch.zeros_like(made["weights"])
+    made["updates"] = torch.zeros(width, len(layout.spans), dtype=torch.int64, device=device)
     made["seeds"] = torch.zeros(width, dtype=torch.int64, device=device)
     made["steps"] = torch.zeros(width, dtype=torch.int64, device=device)
     made["alive"] = torch.ones(width, dtype=torch.bool, device=device)
     return made
 
 
-def feed_tensors(layout: Layout, width: int, values: int, device: str) -> Tensors:
+def num_columns(layout: Layout) -> int:
+    """The most scalars that a group's update reads."""
+    return max(span.num_columns for span in layout.spans)
+
+
+def feed_tensors(layout: Layout, built: Built, width: int, values: int, device: str) -> Tensors:
     """What a chunk says: who is active from where, with which scalars; and what comes back."""
     wide = torch.float64 if layout.dtype == torch.float64 else torch.float32
-    scalars = len(layout.update.scalars({h: torch.ones(1) for h in layout.update.hypers}, torch.ones(1)))
     return {
         "active": torch.zeros(width, dtype=torch.bool, device=device),
         "start": torch.zeros(width, dtype=torch.int64, device=device),
+        "batch": torch.zeros(width, dtype=torch.int64, device=device),
         "source": torch.zeros(width, dtype=torch.int64, device=device),
         "k": torch.zeros((), dtype=torch.int64, device=device),
-        "table": torch.zeros(MAX_CHUNK_STEPS, width, len(layout.spans), scalars, dtype=wide, device=device),
+        "table": torch.zeros(
+            MAX_CHUNK_STEPS, width, len(layout.spans), num_columns(layout), dtype=wide, device=device
+        ),
+        "due": torch.zeros(MAX_CHUNK_STEPS, width, len(built.phases), dtype=torch.bool, device=device),
         "clip": torch.full((width,), torch.inf, dtype=wide, device=device),
         "sums": torch.zeros(width, values, dtype=torch.float64, device=device),
         "taken": torch.zeros(width, dtype=torch.int64, device=device),
     }
 
 
+_OF_UPDATES = ("gathered", "updates", "last")
+BY_STEP = ("table", "due")
+"""What has a chunk's steps as its first dimension, and rows as its second."""
+
+
 def evaluation_tensors(state: Tensors, values: int, device: str) -> Tensors:
     """The same members with a feed of their own for validation."""
     width = len(state["weights"])
     kept = {name: t for name, t in state.items() if is_state(name) or name == "seeds"}
-    kept = {name: t for name, t in kept.items() if not name.startswith(("slot:", "tally:"))}
+    kept = {
+        name: t
+        for name, t in kept.items()
+        if not name.startswith(("slot:", "tally:")) and name not in _OF_UPDATES
+    }
     return kept | {
         "active": torch.zeros(width, dtype=torch.bool, device=device),
         "start": torch.zeros(width, dtype=torch.int64, device=device),
@@ -99,11 +121,8 @@ def activate(feed: Tensors, rows: Tensor, starts: Sequence[int]) -> None:
 
 def initial_states(built: Built) -> JobState:
     """A job's state as its live objects hold it now (no copies are made)."""
-    names = {id(parameter): name for name, parameter in built.model.named_parameters()}
-    slots = {names[id(p)]: slot for p, slot in built.optimizer.state.items() if slot and id(p) in names}
     model = {name: t.detach() for name, t in (*built.model.named_parameters(), *built.model.named_buffers())}
-    scheduler = built.timer.scheduler.state_dict() if built.timer else None
-    return JobState(Cursor(), model, slots, group_options(built), scheduler)
+    return JobState(Cursor(), model, slots_by_key(built), group_options(built), scheduler_state(built))
 
 
 def write_rows(layout: Layout, tensors: Tensors, rows: Sequence[int], states: Sequence[JobState]) -> None:
@@ -119,13 +138,17 @@ def write_rows(layout: Layout, tensors: Tensors, rows: Sequence[int], states: Se
             )
         else:  # fresh optimizers: zeros need no trip from the host
             tensors[f"slot:{slot}"].index_fill_(0, index, 0)
-    for tally, _ in layout.update.tallies:
+    for tally in layout.tallies:
         rows_of = [tallied(layout, state)[tally] for state in states]
         _put(tensors[f"tally:{tally}"], index, torch.tensor(rows_of, dtype=torch.float64))
     for name, tensor in tensors.items():
         kind, _, leaf = name.partition(":")
         if kind in ("fixed", "buffer"):
             _put(tensor, index, torch.stack([state.model[leaf].detach().cpu() for state in states]))
+    for name in ("gathered", "last"):
+        if name in tensors:
+            tensors[name].index_fill_(0, index, 0)
+    _put(tensors["updates"], index, torch.tensor(np.array([updates_done(layout, s) for s in states])))
     _put(tensors["steps"], index, torch.tensor([state.cursor.step for state in states]))
     tensors["alive"][index] = True
 
@@ -144,8 +167,8 @@ def _matrix(layout: Layout, members: Sequence[Mapping[str, Tensor]]) -> Tensor:
 
 def _slot(layout: Layout, state: JobState, slot: str) -> Mapping[str, Tensor]:
     blank = {leaf.name: torch.zeros(leaf.shape, dtype=layout.dtype) for leaf in layout.leaves}
-    found = {name: slots[slot] for name, slots in state.optimizer.items() if slots.get(slot) is not None}
-    return blank | found
+    held = {leaf.name: state.optimizer.get(leaf.key, {}).get(slot) for leaf in layout.leaves}
+    return blank | {name: value for name, value in held.items() if value is not None}
 
 
 def updates_done(layout: Layout, state: JobState) -> np.ndarray:
@@ -154,7 +177,7 @@ def updates_done(layout: Layout, state: JobState) -> np.ndarray:
     if not state.optimizer:
         return counts
     for number, span in enumerate(layout.spans):
-        seen = {_count(state.optimizer.get(leaf.name, {})) for leaf in span.leaves}
+        seen = {_count(state.optimizer.get(leaf.key, {})) for leaf in span.leaves}
         if len(seen) > 1:
             raise ValueError(f"parameters of one group are at different steps ({sorted(seen)})")
         counts[number] = next(iter(seen), 0.0)
@@ -164,10 +187,11 @@ def updates_done(layout: Layout, state: JobState) -> np.ndarray:
 def tallied(layout: Layout, state: JobState) -> dict[str, list[float]]:
     """The tallies of each parameter group. Raises ValueError where a group's leaves disagree."""
     found: dict[str, list[float]] = {}
-    for tally, start in layout.update.tallies:
+    for tally, starts in layout.tallies.items():
         found[tally] = []
-        for span in layout.spans:
-            seen = {float(state.optimizer.get(leaf.name, {}).get(tally, start)) for leaf in span.leaves}
+        for span, start in zip(layout.spans, starts, strict=True):
+            held = (state.optimizer.get(leaf.key, {}) for leaf in span.leaves)
+            seen = {float(slots.get(tally, start)) for slots in held}
             if len(seen) > 1:
                 raise ValueError(f"parameters of one group differ in {tally!r} ({sorted(seen)})")
             found[tally].append(next(iter(seen), start))
@@ -184,23 +208,22 @@ def _count(slots: Mapping[str, Tensor]) -> float:
 
 
 def read_rows(
-    layout: Layout, tensors: Tensors, rows: Sequence[int], members: Sequence[Built], base: np.ndarray
+    layout: Layout, tensors: Tensors, rows: Sequence[int], members: Sequence[Built]
 ) -> tuple[JobState, ...]:
     """The states of these rows, on the host."""
     index = torch.tensor(list(rows), device=tensors["weights"].device)
     out = {name: tensor.index_select(0, index).cpu() for name, tensor in tensors.items() if is_state(name)}
-    return tuple(
-        _read(layout, out, i, built, base[row])
-        for i, (row, built) in enumerate(zip(rows, members, strict=True))
-    )
+    return tuple(_read(layout, out, i, built) for i, built in enumerate(members))
 
 
 def is_state(name: str) -> bool:
     """Whether a tensor of this name is part of what a member is."""
-    return name in ("weights", "steps") or name.startswith(("slot:", "tally:", "fixed:", "buffer:"))
+    return name in ("weights", "steps", *_OF_UPDATES) or name.startswith(
+        ("slot:", "tally:", "fixed:", "buffer:")
+    )
 
 
-def _read(layout: Layout, out: Tensors, i: int, built: Built, base: np.ndarray) -> JobState:
+def _read(layout: Layout, out: Tensors, i: int, built: Built) -> JobState:
     steps = int(out["steps"][i])
     model = layout.row(out["weights"][i])
     for name, tensor in out.items():
@@ -209,13 +232,13 @@ def _read(layout: Layout, out: Tensors, i: int, built: Built, base: np.ndarray) 
             model[leaf] = tensor[i]
     optimizer: dict[str, dict[str, Tensor]] = {}
     slots = {slot: layout.row(out[f"slot:{slot}"][i]) for slot in layout.slots}
-    for number, (span, before) in enumerate(zip(layout.spans, base, strict=True)):
-        if before + steps == 0 and not layout.update.eager:
+    for number, (span, updates) in enumerate(zip(layout.spans, out["updates"][i].tolist(), strict=True)):
+        update = span.update
+        if updates == 0 and not update.eager:
             continue  # most optimizers have no state before their first step
         for leaf in span.leaves:
-            counter = {"step": layout.update.counter(before + steps)} if layout.update.counts else {}
-            tallies = {tally: out[f"tally:{tally}"][i, number].clone() for tally, _ in layout.update.tallies}
+            counter = {"step": update.counter(updates)} if update.counts else {}
+            tallies = {tally: out[f"tally:{tally}"][i, number].clone() for tally, _ in update.tallies}
             if own := counter | tallies | {slot: slots[slot][leaf.name] for slot in span.slots}:
-                optimizer[leaf.name] = own
-    scheduler = built.timer.scheduler.state_dict() if built.timer else None
-    return JobState(Cursor(step=steps), model, optimizer, group_options(built), scheduler)
+                optimizer[leaf.key] = own
+    return JobState(Cursor(step=steps), model, optimizer, group_options(built), scheduler_state(built))

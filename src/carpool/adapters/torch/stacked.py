@@ -16,11 +16,21 @@ from torch.func import grad, vmap
 
 from carpool.adapters.torch.build import Step
 from carpool.adapters.torch.layout import Layout
+from carpool.adapters.torch.precision import WideNorms, untouched
 from carpool.adapters.torch.probe import Stepped, call
 from carpool.kernels.table import batched_or_refused, stacked
 from carpool.kernels.updates import clipped
 
 Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class PhaseRecipe:
+    """One update of a step: its objective and what that shows, its loss first."""
+
+    step: Step
+    values: tuple[str, ...]
+    every: int
 
 
 @dataclass(frozen=True)
@@ -30,38 +40,39 @@ class Recipe:
     layout: Layout
     training: nn.Module
     evaluating: nn.Module
-    step: Step
+    phases: tuple[PhaseRecipe, ...]
+    evaluate: Step
     batch: Callable[[Sequence[Tensor]], Any]
     validation_batch: Callable[[Sequence[Tensor]], Any]
-    values: tuple[str, ...]
     evaluated: tuple[str, ...]
     clips: bool
+    accumulate: int
+    precision: str
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """What a training step shows, the loss first."""
+        own = tuple(name for phase in self.phases for name in phase.values)
+        return own if own[0] == "loss" else ("loss", *own)
 
 
 def train_step(recipe: Recipe, size: int) -> Callable[[Tensors], None]:
     """A step on batches of `size`: changes the tensors it is given in place."""
-    module = Stepped(recipe.training, recipe.step)
-
-    def member(
-        learning: Tensors, fixed: Tensors, buffers: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor
-    ) -> Any:
-        with stacked(seed, step):
-            values, after = call(module, {**learning, **fixed, **buffers}, recipe.batch(batch))
-        shown = torch.stack([values[name].detach().to(torch.float64) for name in recipe.values])
-        return values["loss"], (shown, {name: after[name].detach() for name in buffers})
 
     def step(t: Tensors) -> None:
+        with untouched(recipe.precision, t["weights"].device.type):
+            take(t)
+
+    def take(t: Tensors) -> None:
         batch = _gather(t, size)
-        learning, buffers = recipe.layout.views(t["weights"]), _prefixed(t, "buffer:")
-        trial = {name: buffer.clone() for name, buffer in buffers.items()}
-        with batched_or_refused():
-            grads, (shown, after) = vmap(grad(member, has_aux=True))(
-                learning, _prefixed(t, "fixed:"), trial, batch, t["seeds"], t["steps"]
-            )
-        moved = t["active"] & t["alive"] & torch.isfinite(shown[:, 0])
-        update_rows(recipe, t, recipe.layout.flat(grads), moved)
-        for name, buffer in buffers.items():
-            buffer.copy_(torch.where(_beside(moved, buffer), after[name], buffer))
+        place = t["batch"] + t["k"]
+        due = t["due"].index_select(0, t["k"].view(1))[0]
+        moved = t["active"] & t["alive"]
+        parts: list[Tensor] = []
+        for number in range(len(recipe.phases)):
+            moved, shown = _take_phase(recipe, number, t, batch, place, moved, due[:, number])
+            parts.append(shown)
+        shown = _shown(recipe, parts)
         t["sums"].add_(torch.where(moved[:, None], shown * size, 0.0))
         t["taken"].add_(moved)
         t["steps"].add_(moved)
@@ -71,13 +82,66 @@ def train_step(recipe: Recipe, size: int) -> Callable[[Tensors], None]:
     return step
 
 
+def _take_phase(
+    recipe: Recipe, number: int, t: Tensors, batch: list[Tensor], place: Tensor, moved: Tensor, due: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One update of a step: the rows that go on, and what the phase showed. A phase that sits out changes no bit."""
+    phase, layout = recipe.phases[number], recipe.layout
+    module = Stepped(recipe.training, phase.step)
+
+    def member(
+        learning: Tensors,
+        fixed: Tensors,
+        buffers: Tensors,
+        batch: list[Tensor],
+        seed: Tensor,
+        step: Tensor,
+        place: Tensor,
+    ) -> Any:
+        with stacked(seed, step, number), WideNorms():
+            values, after = call(module, {**learning, **fixed, **buffers}, recipe.batch(batch), place)
+        shown = torch.stack([values[name].detach().to(torch.float64) for name in phase.values])
+        loss = values[phase.values[0]] / recipe.accumulate
+        return loss, (shown, {name: after[name].detach() for name in buffers})
+
+    own = layout.names_of(number)
+    weights, buffers = layout.views(t["weights"]), _prefixed(t, "buffer:")
+    fixed = _prefixed(t, "fixed:") | {name: leaf for name, leaf in weights.items() if name not in own}
+    trial = {name: buffer.clone() for name, buffer in buffers.items()}
+    learning = {name: leaf for name, leaf in weights.items() if name in own}
+    with batched_or_refused():
+        grads, (shown, after) = vmap(grad(member, has_aux=True))(
+            learning, fixed, trial, batch, t["seeds"], t["steps"], place
+        )
+    runs = due if phase.every > 1 else torch.ones_like(due)
+    moved = moved & (torch.isfinite(shown[:, 0]) | ~runs)
+    ran, due = moved & runs, moved & due
+    update_rows(recipe, number, t, _gathered(t, layout.flat(grads, number), ran, due), due)
+    for name, buffer in buffers.items():
+        buffer.copy_(torch.where(_beside(ran, buffer), after[name], buffer))
+    if phase.every > 1:
+        at = sum(len(earlier.values) for earlier in recipe.phases[:number])
+        last = t["last"][:, at : at + len(phase.values)]
+        shown = torch.where(ran[:, None], shown, last)
+        last.copy_(shown)
+    return moved, shown
+
+
+def _shown(recipe: Recipe, parts: Sequence[Tensor]) -> Tensor:
+    """What a step shows: its phases' values, and before them the sum of their losses."""
+    if len(parts) == 1 and recipe.phases[0].values[0] == "loss":
+        return parts[0]
+    total = torch.stack([part[:, 0] for part in parts]).sum(0)
+    return torch.cat([total[:, None], *parts], 1)
+
+
 def evaluate_step(recipe: Recipe, size: int, full: int, shared: bool) -> Callable[[Tensors], None]:
     """A validation batch of `size`, where a whole one is `full`; `shared` when every member reads the same samples."""
-    module = Stepped(recipe.evaluating, recipe.step)
+    module = Stepped(recipe.evaluating, recipe.evaluate)
 
-    def member(leaves: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor) -> Tensor:
-        with stacked(seed, step):
-            values, _ = call(module, leaves, recipe.validation_batch(batch))
+    def member(leaves: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor, number: Tensor) -> Tensor:
+        with stacked(seed, step), WideNorms():
+            values, _ = call(module, leaves, recipe.validation_batch(batch), number)
         return torch.stack([values[name].to(torch.float64) for name in recipe.evaluated])
 
     def step(t: Tensors) -> None:
@@ -89,13 +153,30 @@ def evaluate_step(recipe: Recipe, size: int, full: int, shared: bool) -> Callabl
         batch = _gather(t, size)
         if shared:
             batch = [part[0] for part in batch]
-        place = evaluation_step(t["steps"], t["start"] // full + t["k"])
-        shown = vmap(member, in_dims=(0, None if shared else 0, 0, 0))(leaves, batch, t["seeds"], place)
+        number = t["start"] // full + t["k"]
+        place = evaluation_step(t["steps"], number)
+        shown = vmap(_beneath_grad(member), in_dims=(0, None if shared else 0, 0, 0, 0))(
+            leaves, batch, t["seeds"], place, number
+        )
         t["sums"].add_(torch.where(t["active"][:, None], shown * size, 0.0))
         t["taken"].add_(t["active"])
         t["k"].add_(1)
 
     return step
+
+
+def _beneath_grad(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function at the level of a gradient that nobody takes.
+
+    There autocast casts a layer's inputs before vmap takes the layer apart, as in training and as in a job alone;
+    right beneath vmap only the matrix product inside would be cast, and not the bias.
+    """
+
+    def run(*inputs: Any) -> Tensor:
+        unused = torch.zeros(())
+        return grad(lambda x, *args: (x, function(*args)), has_aux=True)(unused, *inputs)[1]
+
+    return run
 
 
 def evaluation_step(step: Any, batch: Any) -> Any:
@@ -115,19 +196,34 @@ def _gather(t: Tensors, size: int) -> list[Tensor]:
     return [array[index] for array in _prefixed(t, "data:").values()]
 
 
-def update_rows(recipe: Recipe, t: Tensors, grads: Tensor, moved: Tensor) -> None:
+def _gathered(t: Tensors, grads: Tensor, moved: Tensor, due: Tensor) -> Tensor:
+    """The gradients since the last update, these included; rows that are due start again at zero."""
+    if "gathered" not in t:
+        return grads
+    total = t["gathered"] + grads
+    kept = torch.where(due[:, None], 0.0, total)
+    t["gathered"].copy_(torch.where(moved[:, None], kept, t["gathered"]))
+    return total
+
+
+def update_rows(recipe: Recipe, phase: int, t: Tensors, grads: Tensor, due: Tensor) -> None:
+    """A phase's update of the rows that are due, from gradients that are clipped first where jobs say so."""
     if recipe.clips:
         grads = clipped(grads, t["clip"].to(grads.dtype)[:, None])
     scalars = t["table"].index_select(0, t["k"].view(1))[0]
-    mask = moved[:, None]
+    mask = due[:, None]
+    first = recipe.layout.spans_of(phase)[0].start
     for number, span in enumerate(recipe.layout.spans):
+        if span.phase != phase:
+            continue
+        t["updates"][:, number].add_(due)
         if not span.leaves:
             continue
-        part = slice(span.start, span.stop)
-        columns = [column[:, None] for column in scalars[:, number].unbind(-1)]
+        part, own = slice(span.start, span.stop), slice(span.start - first, span.stop - first)
+        columns = [column[:, None] for column in scalars[:, number, : span.num_columns].unbind(-1)]
         old = [t["weights"][:, part], *(t[f"slot:{slot}"][:, part] for slot in span.slots)]
-        old += [t[f"tally:{tally}"][:, number : number + 1] for tally, _ in recipe.layout.update.tallies]
-        new = recipe.layout.update.apply(old[0], grads[:, part], old[1:], columns, span.options)
+        old += [t[f"tally:{tally}"][:, number : number + 1] for tally, _ in span.update.tallies]
+        new = span.update.apply(old[0], grads[:, own], old[1:], columns, span.options)
         for before, after in zip(old, new, strict=True):
             before.copy_(torch.where(mask, after, before))
 

@@ -10,20 +10,14 @@ import torch
 from torch import nn
 
 from carpool.adapters.base import Adapter, JobState, Session, Trained
+from carpool.adapters.torch import lightning
 from carpool.adapters.torch.absorb import absorb_into
 from carpool.adapters.torch.behaviour import behaviour, job_signature
-from carpool.adapters.torch.build import (
-    Arrays,
-    Built,
-    build_data,
-    build_model,
-    build_optimizer,
-    build_step,
-    build_timer,
-)
+from carpool.adapters.torch.build import Arrays, Built, LivePhase, build_data, build_model
 from carpool.adapters.torch.fuse import Known, TorchFuser
 from carpool.adapters.torch.keep import Kept
 from carpool.adapters.torch.members import make_members
+from carpool.adapters.torch.phases import build_phases, evaluation
 from carpool.adapters.torch.predict import predict
 from carpool.adapters.torch.probe import Probe, probe
 from carpool.adapters.torch.solo import SoloSession
@@ -96,8 +90,9 @@ class TorchAdapter(Adapter):
         for parameter in model.parameters():
             if parameter.requires_grad:
                 self._own(job, parameter, "trainable parameters")
-        optimizer = build_optimizer(job, model)
-        self._own(job, optimizer, "optimizer")
+        phases = build_phases(job, model)
+        for phase in phases:
+            self._own(job, phase.optimizer, "optimizer")
         validation = None
         if job.validation_data is not None:
             held = self._resolved(job.validation_data)
@@ -107,11 +102,11 @@ class TorchAdapter(Adapter):
         return Built(
             job=job,
             model=model,
-            optimizer=optimizer,
-            timer=build_timer(job, optimizer),
+            phases=phases,
             data=self._data(job),
             validation=validation,
-            step=build_step(job),
+            evaluate=evaluation(job, model, phases),
+            manual=lightning.manual(job) if _updates_itself(job, model) else None,
         )
 
     def _data(self, job: Job) -> Arrays:
@@ -164,7 +159,11 @@ class TorchAdapter(Adapter):
 
     def trained(self, job: Job) -> Trained:
         built = self._known[job].built
-        return Trained(built.model, built.optimizer, built.timer.scheduler if built.timer else None)
+        optimizers = tuple(phase.optimizer for phase in built.phases)
+        schedulers = tuple(phase.timer.scheduler if phase.timer else None for phase in built.phases)
+        if len(optimizers) == 1 and job.phases is None:
+            return Trained(built.model, optimizers[0], schedulers[0])
+        return Trained(built.model, optimizers, schedulers)
 
     def save(self, model: Any, path: Path) -> None:
         from safetensors.torch import save_model
@@ -187,11 +186,24 @@ def _course(built: Built) -> Course:
     return Course(data.length, built.job.batch_size, epochs)
 
 
+def _updates_itself(job: Job, model: nn.Module) -> bool:
+    return lightning.is_lightning(job, model) and lightning.is_manual(model)
+
+
 def _state_bytes(built: Built) -> int:
-    """Weights, gradients, and optimizer slots for what is trained: two, or as many as there are if more."""
+    """Weights, gradients (twice where they accumulate), and optimizer slots for what is trained.
+
+    Of slots there are two, or as many as the optimizer of any phase has if that is more.
+    """
     parameters = list(built.model.parameters())
     held = sum(t.nbytes for t in (*parameters, *built.model.buffers()))
     trained = sum(p.nbytes for p in parameters if p.requires_grad)
-    update = UPDATES.get(type(built.optimizer))
-    slots = [len(update.slots(group)) for group in built.optimizer.param_groups] if update else []
-    return held + (1 + max([2, *slots])) * trained
+    grads = 1 if built.job.accumulate == 1 else 2
+    return held + (grads + max([2, *map(_num_slots, built.phases)])) * trained
+
+
+def _num_slots(phase: LivePhase) -> int:
+    update = UPDATES.get(type(phase.optimizer))
+    return (
+        max((len(update.slots(group)) for group in phase.optimizer.param_groups), default=0) if update else 0
+    )
