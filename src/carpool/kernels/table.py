@@ -25,6 +25,7 @@ from carpool.kernels.random import Keyed
 Operators = Mapping[Any, Callable[..., Any]]
 
 ALONE: Operators = {
+    _VF._weight_norm: normalise.weight_norm,  # torch's own CUDA kernel is off by 1e-9 in float64
     F.scaled_dot_product_attention: attention.with_dropout,
     F.multi_head_attention_forward: opened(F.multi_head_attention_forward),
     torch.lstm: recurrent.with_dropout(torch.lstm),
@@ -55,6 +56,13 @@ _UNSEEN = ((transformer, {"_detect_is_causal_mask": attention.stated_causal}),)
 def alone(seed: Any, step: Any, phase: int = 0) -> Iterator[Keyed]:
     """A job's own step, or a phase of it: ordinary torch, with its random numbers keyed."""
     with Keyed(seed, step, operators=ALONE, phase=phase) as key, checkpoint.rekeyed(key):
+        yield key
+
+
+@contextmanager
+def lent(seed: Any, step: Any, phase: int = 0) -> Iterator[Keyed]:
+    """A job's own step on leaves that are lent to its module: a block computed again later would not find them."""
+    with Keyed(seed, step, operators=ALONE, phase=phase) as key, checkpoint.inlined():
         yield key
 
 

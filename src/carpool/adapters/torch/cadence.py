@@ -29,8 +29,13 @@ def due_at(built: Built, chunk: Chunk, place: int, ahead: int) -> tuple[bool, ..
 
 def due(chunk: Chunk, members: Mapping[int, Built], width: int) -> np.ndarray:
     """Which rows' optimizers update at which of the chunk's steps: [steps, members, phases]."""
-    phases = max(len(built.phases) for built in members.values())
-    made = np.zeros((chunk.steps, width, phases), dtype=bool)
-    for place, row in enumerate(chunk.rows):
-        made[:, row] = [due_at(members[row], chunk, place, ahead) for ahead in range(chunk.steps)]
+    first = members[chunk.rows[0]]  # a group's members have one structure: the same phases, at the same steps
+    rows, ahead = np.array(chunk.rows), np.arange(chunk.steps)[:, None]
+    batches = np.array([cursor.batch for cursor in chunk.cursors]) + ahead
+    steps = np.array([cursor.step for cursor in chunk.cursors]) + ahead
+    ready = (batches + 1) % first.job.accumulate == 0
+    ready[-1] |= np.isin(rows, chunk.ends)
+    made = np.zeros((chunk.steps, width, len(first.phases)), dtype=bool)
+    for number, phase in enumerate(first.phases):
+        made[:, rows, number] = ready & (steps % phase.every == 0)
     return made

@@ -23,7 +23,7 @@ from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.layout import Span
 from carpool.adapters.torch.probe import Stepped, call
 from carpool.adapters.torch.stacked import Recipe
-from carpool.kernels.table import alone
+from carpool.kernels.table import lent
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Row:
     def forward(self, case: Case, number: int) -> dict[str, Tensor]:
         """The values of a phase; the buffers are then as it left them."""
         module = Stepped(case.built.model, case.built.phases[number].step)
-        with alone(case.built.seed, case.step, number):
+        with lent(case.built.seed, case.step, number):
             batch = case.built.data.batch(list(case.data))
             values, buffers = call(module, {**self.leaves, **self.others}, batch, case.place)
         self.buffers = {name: buffer.detach() for name, buffer in buffers.items()}

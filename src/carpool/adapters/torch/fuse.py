@@ -88,7 +88,11 @@ def untraced_refusal(known: Sequence[Known]) -> str | None:
     """Why these members of one signature cannot be stacked, as far as it shows before a step is traced."""
     first = known[0]
     reason = (
-        _stream_refusal(first) or first.probe.failure or _phases_refusal(first) or _parameter_refusal(first)
+        _stream_refusal(first)
+        or first.probe.failure
+        or _reach_refusal(first)
+        or _phases_refusal(first)
+        or _parameter_refusal(first)
     )
     for member in known:
         reason = reason or _state_refusal(member)
@@ -119,6 +123,15 @@ def make_recipe(known: Known) -> Recipe:
 def _stream_refusal(known: Known) -> str | None:
     data = known.built.data
     return f"its batches hold {data.foreign}" if isinstance(data, Streamed) and data.foreign else None
+
+
+def _reach_refusal(known: Known) -> str | None:
+    """What the backward pass of a step without contents raises, or None."""
+    try:
+        known.probe.idle  # noqa: B018  # computed when it is first asked for
+    except Exception as error:
+        return blame(error)
+    return None
 
 
 def _phases_refusal(known: Known) -> str | None:

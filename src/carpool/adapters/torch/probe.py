@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -60,10 +61,15 @@ class Probe:
 
     values: tuple[tuple[str, ...], ...] = (("loss",),)
     evaluated: tuple[str, ...] = ("loss",)
-    idle: frozenset[str] = frozenset()
+    reach: Callable[[], frozenset[str]] = frozenset
     saved_bytes: int = 0
     random: bool = True
     failure: str | None = None
+
+    @cached_property
+    def idle(self) -> frozenset[str]:
+        """The parameters that get no gradient. Asked for by stacks only, since it takes as long as all the rest."""
+        return self.reach()
 
 
 def probe(built: Built, behaviour: Callable[[Built], Entries]) -> Probe:
@@ -112,13 +118,15 @@ def _probe(built: Built, fake: FakeTensorMode, held: Sequence[frozenset[str]]) -
     versions = {name: leaves[name]._version for name in parameters}
     device = next((str(tensor.device) for tensor in tensors.values()), "cpu")
     batch = _empty_batch(built.data, built.job.batch_size, device)
-    shown = [_probe_phase(built, number, leaves, sorted(names), batch) for number, names in enumerate(held)]
+    shown = [
+        _probe_phase(built, fake, number, leaves, sorted(names), batch) for number, names in enumerate(held)
+    ]
     combined(built.job, (), [dict.fromkeys(one.values, 0) for one in shown])  # a name that comes twice raises
     written = next((name for name, version in versions.items() if leaves[name]._version != version), None)
     return Probe(
         values=tuple(one.values for one in shown),
         evaluated=_evaluated_values(built, leaves, device),
-        idle=frozenset().union(*(one.idle for one in shown)),
+        reach=lambda: frozenset().union(*(one.reach() for one in shown)),
         saved_bytes=max(one.saved_bytes for one in shown),
         random=any(one.random for one in shown),
         failure=None if written is None else f"its forward pass writes into the parameter {written!r}",
@@ -130,13 +138,18 @@ class _Shown:
     """What one phase showed."""
 
     values: tuple[str, ...]
-    idle: frozenset[str]
+    reach: Callable[[], frozenset[str]]
     saved_bytes: int
     random: bool
 
 
 def _probe_phase(
-    built: Built, number: int, leaves: Mapping[str, torch.Tensor], learning: Sequence[str], batch: Any
+    built: Built,
+    fake: FakeTensorMode,
+    number: int,
+    leaves: Mapping[str, torch.Tensor],
+    learning: Sequence[str],
+    batch: Any,
 ) -> _Shown:
     phase = built.phases[number]
     saved: list[int] = []
@@ -147,9 +160,14 @@ def _probe_phase(
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), stacked(0, 0, number) as key:
         values, _ = call(Stepped(built.model, phase.step), leaves, batch, _empty_place())
-    grads = torch.autograd.grad(values[phase.loss], [leaves[name] for name in learning], allow_unused=True)
-    idle = frozenset(name for name, grad in zip(learning, grads, strict=True) if grad is None)
-    return _Shown(_loss_first(values, phase.loss), idle, sum(saved), key.drawn)
+
+    def reach() -> frozenset[str]:
+        with torch.enable_grad(), fake:
+            wanted = [leaves[name] for name in learning]
+            grads = torch.autograd.grad(values[phase.loss], wanted, allow_unused=True)
+        return frozenset(name for name, grad in zip(learning, grads, strict=True) if grad is None)
+
+    return _Shown(_loss_first(values, phase.loss), reach, sum(saved), key.drawn)
 
 
 def _empty_place() -> torch.Tensor:

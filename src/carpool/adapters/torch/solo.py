@@ -26,6 +26,7 @@ from carpool.adapters.torch.cadence import due_at
 from carpool.adapters.torch.clock import Stream
 from carpool.adapters.torch.phases import combined
 from carpool.adapters.torch.precision import untouched
+from carpool.adapters.torch.quick import quickened
 from carpool.adapters.torch.stacked import evaluation_step
 from carpool.adapters.torch.store import Store
 from carpool.kernels.table import alone
@@ -37,7 +38,15 @@ _SLICE_S = 0.05  # how long a chunk may take: whoever shares the device waits fo
 class SoloSession(Session):
     """Trains the user's own objects in place, on the device, and takes them back to where they came from."""
 
-    def __init__(self, built: Built, course: Course, device: str, store: Store, random: bool = True) -> None:
+    def __init__(
+        self,
+        built: Built,
+        course: Course,
+        device: str,
+        store: Store,
+        random: bool = True,
+        quick: bool = False,
+    ) -> None:
         self._built, self._course, self._device = built, course, device
         self._kind = torch.device(device).type
         self._homes = _homes(built.model)
@@ -52,6 +61,7 @@ class SoloSession(Session):
         self.schedules = any(phase.timer is not None for phase in built.phases)
         self._diverged = False
         self._random = random
+        self._quick = [phase.optimizer for phase in built.phases] if quick else []
         self._buffered = any(True for _ in built.model.buffers())
         _move(built, device)
         if device.startswith("cuda"):
@@ -73,7 +83,11 @@ class SoloSession(Session):
         if self._diverged:
             return Ticket(chunk, (totals, 0, True))
         done, error = 0, None
-        with seeded(self._built.job.seed), untouched(self._built.job.precision, self._kind):
+        with (
+            seeded(self._built.job.seed),
+            untouched(self._built.job.precision, self._kind),
+            quickened(self._quick),
+        ):
             enough = time.perf_counter() + _SLICE_S
             while done < chunk.steps and not (done and time.perf_counter() > enough):
                 try:

@@ -148,7 +148,9 @@ class TorchAdapter(Adapter):
             return self._stacker.open(
                 [job], 1, device
             )  # a stack of one: captured, so it never waits for the host
-        return SoloSession(known.built, known.course, device, self._store, known.probe.random)
+        return SoloSession(
+            known.built, known.course, device, self._store, known.probe.random, quick=not plain
+        )
 
     def close(self) -> None:
         self._streams.stop()
