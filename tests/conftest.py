@@ -1,7 +1,15 @@
-"""One thread a test process: two busy threads on two contended cores are many times slower than one."""
+"""One thread a test process: two busy threads on two contended cores are many times slower than one.
+
+Nothing is timed to choose a strategy, but where a test asks for it (`trials`): on a busy machine that would choose at random.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+from carpool.adapters.torch.fused import StackedSession
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +20,20 @@ def one_thread():
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def untried(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """A cache of the test's own, and no trials."""
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("CARPOOL_CACHE", str(cache))
+    if "trials" not in request.fixturenames:
+        monkeypatch.setattr(StackedSession, "trial", lambda session, chunk: None)
+    yield cache
+
+
+@pytest.fixture
+def trials() -> None:
+    """The test is about trials: they are made."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from carpool.planning.plan import Plan
+from carpool.planning.trials import Trial
 from carpool.result import Outcome
 
 
@@ -45,6 +46,14 @@ class GroupVerified:
     group: int
     checked: int
     max_difference: float
+
+
+@dataclass(frozen=True)
+class GroupTried:
+    """A fused group's step was timed beside a member's step alone, or such a trial was remembered."""
+
+    group: int
+    trial: Trial
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,7 @@ Event = (
     | GroupStarted
     | GroupCompiled
     | GroupVerified
+    | GroupTried
     | GroupFellBack
     | GroupResized
     | GroupAdvanced

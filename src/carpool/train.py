@@ -20,6 +20,7 @@ from carpool.memory import device as devices
 from carpool.planning.choose import check_strategy
 from carpool.planning.plan import Plan, make_plan
 from carpool.planning.spec import ModelSpec
+from carpool.planning.trials import Trial
 from carpool.result import Outcome, Result, Results
 
 Reporters = str | Sequence[Callable[[Event], None]]
@@ -129,9 +130,15 @@ def _prepare(jobs: Iterable[Job], device: str, strategy: str, compile: str | boo
             fuser.refusal([by_name[spec.name] for spec in members]) if strategy in ("auto", "fused") else None
         )
 
+    def tried(members: Sequence[ModelSpec]) -> Trial | None:
+        fuser = loaded[members[0].adapter].fuser
+        return fuser.tried([by_name[spec.name] for spec in members]) if fuser and strategy == "auto" else None
+
     where = next(iter(loaded.values())).device(device)
     free = devices.read(where).free_bytes
-    made = make_plan(specs, refusal, device=where, free_bytes=free, strategy=strategy, rejected=rejected)
+    made = make_plan(
+        specs, refusal, device=where, free_bytes=free, strategy=strategy, tried=tried, rejected=rejected
+    )
     return _Prepared(by_name, loaded, tuple(specs), made)
 
 

@@ -28,7 +28,7 @@ class Scripted:
     def __init__(self, clock: FakeClock, turn_s: float, waits: Ready = lambda: True) -> None:
         self._clock, self._turn_s, self._waits = clock, turn_s, waits
 
-    def run(self, verify: bool) -> Iterator[Ready]:
+    def run(self, verify: bool, measure: bool) -> Iterator[Ready]:
         while True:
             self._clock.advance(self._turn_s)
             yield self._waits
@@ -41,7 +41,7 @@ def lanes(
     monkeypatch.setattr(lane, "time", clock)
     drivers: dict[str, Any] = {name: Scripted(clock, turn_s) for name, turn_s in turns_s.items()}
     return {
-        name: Lane(driver, FakeSession(Script()), False, (weights or {}).get(name, 1.0), 0.0)
+        name: Lane(driver, FakeSession(Script()), False, False, (weights or {}).get(name, 1.0), 0.0)
         for name, driver in drivers.items()
     }
 
@@ -72,7 +72,7 @@ def test_a_lane_that_comes_later_starts_where_the_others_stand(monkeypatch: pyte
     monkeypatch.setattr(lane, "time", clock)
     made["early"].driver._clock = clock  # type: ignore[attr-defined]
     driver: Any = Scripted(clock, 1.0)
-    late = Lane(driver, FakeSession(Script()), False, 1.0, made["early"].used_s)
+    late = Lane(driver, FakeSession(Script()), False, False, 1.0, made["early"].used_s)
     assert turns({**made, "late": late}, 10) == {"early": 5, "late": 5}
 
 

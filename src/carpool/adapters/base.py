@@ -18,6 +18,7 @@ from carpool.errors import FusionError, ModelError, sentence
 from carpool.job import Job
 from carpool.planning.cursor import Chunk, Cursor, Supply
 from carpool.planning.spec import ModelSpec
+from carpool.planning.trials import Trial
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,10 @@ class FusedSession(Session):
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
         """Compares the chunk's first step with each row's step alone, and leaves no trace of either."""
 
+    def trial(self, chunk: Chunk) -> Trial | None:
+        """Measures a launch of the chunk beside a member's step alone, and leaves no trace; None where it cannot tell."""
+        return None
+
     @abstractmethod
     def leave(self, rows: Sequence[int]) -> tuple[JobState, ...]:
         """These rows end: their last states. The rows are free until `join`."""
@@ -213,6 +218,10 @@ class Fuser(ABC):
     @abstractmethod
     def refusal(self, jobs: Sequence[Job]) -> str | None:
         """Why these jobs of one signature can't be stacked, or None."""
+
+    def tried(self, jobs: Sequence[Job]) -> Trial | None:
+        """What such a stack was measured to gain on this device before, or None."""
+        return None
 
     @abstractmethod
     def open(self, jobs: Sequence[Job], width: int, device: str, prepared: Prepared) -> FusedSession: ...

@@ -15,7 +15,15 @@ from typing import Protocol
 
 from carpool.adapters.base import FusedSession, JobState, MetricRow, Session, StepFailure, Ticket, Unstackable
 from carpool.errors import StepError, sentence
-from carpool.events import BatchesRead, Emit, EpochEnded, GroupAdvanced, GroupResized, GroupVerified
+from carpool.events import (
+    BatchesRead,
+    Emit,
+    EpochEnded,
+    GroupAdvanced,
+    GroupResized,
+    GroupTried,
+    GroupVerified,
+)
 from carpool.job import Job
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Course, Cursor, Supply, cut
 from carpool.planning.widths import repacked
@@ -113,9 +121,14 @@ class Driver:
     def unfinished(self) -> tuple[Member, ...]:
         return tuple(self._members.values())
 
-    def run(self, verify: bool = False) -> Iterator[Ready]:
-        """Trains until every member has an outcome, pausing after each chunk and before each wait."""
+    def run(self, verify: bool = False, measure: bool = False) -> Iterator[Ready]:
+        """Trains until every member has an outcome, pausing after each chunk and before each wait.
+
+        `measure` gives a fused group up where it is slower than its members one after another.
+        """
         yield from self._check_first_steps()
+        if measure:
+            self._try()
         while self._running():
             chunk = cut(self._supplies(self._running()), self._cursors(), self._most_steps())
             if chunk is None:
@@ -354,6 +367,16 @@ class Driver:
                 checked = chunk.rows if self._check(chunk, _spread(chunk.rows, FIRST_CHECKED)) else ()
                 unchecked = [row for row in unchecked if row not in checked]
             unchecked = [row for row in unchecked if row in self._members]
+
+    def _try(self) -> None:
+        if not isinstance(self._session, FusedSession) or len(self._members) < 2:
+            return
+        chunk = cut(self._supplies(self._running()), self._cursors(), max_steps=1)
+        trial = self._session.trial(chunk) if chunk is not None else None
+        if trial is not None:
+            self._emit(GroupTried(self._group, trial))
+            if not trial.pays:
+                raise Unfit(f"measured: {trial}")
 
     def _check(self, chunk: Chunk, rows: Sequence[int]) -> bool:
         """Raises when a step differs. False when a row ended before it could be told: the chunk is cut anew."""

@@ -141,7 +141,16 @@ class Run:
             return
         start_s = min((lane.used_s for lane in self._open), default=0.0)
         driver = self._driver(entry, session)
-        self._open[Lane(driver, session, self._orders.verify, self._weight(entry), start_s)] = entry
+        self._open[
+            Lane(
+                driver,
+                session,
+                self._orders.verify,
+                self._orders.strategy == "auto",
+                self._weight(entry),
+                start_s,
+            )
+        ] = entry
 
     def _session(self, entry: Entry) -> Session:
         adapter = self._adapters[entry.group.adapter]

@@ -12,9 +12,11 @@ from carpool.executors.driver import Driver, at_once
 class Lane:
     """A session and its driver, advanced a chunk at a time. Its share of the time is its weight."""
 
-    def __init__(self, driver: Driver, session: Session, verify: bool, weight: float, start_s: float) -> None:
+    def __init__(
+        self, driver: Driver, session: Session, verify: bool, measure: bool, weight: float, start_s: float
+    ) -> None:
         self.driver, self.session = driver, session
-        self._steps = driver.run(verify)
+        self._steps = driver.run(verify, measure)
         self._ready = at_once
         self._weight = weight
         self._start_s = start_s

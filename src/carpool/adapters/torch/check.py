@@ -106,7 +106,7 @@ def solo_step(recipe: Recipe, case: Case) -> Alone:
         largest_of |= dict.fromkeys(found, largest)
         if case.built.job.clip_norm is not None:
             clip_grad_norm_(own.values(), case.built.job.clip_norm)
-        optimizer = _optimizer(recipe, case, number, own)
+        optimizer = twin_optimizer(recipe, case, number, own)
         optimizer.step()
         for name in found:
             held = optimizer.state[own[name]].items()
@@ -115,7 +115,7 @@ def solo_step(recipe: Recipe, case: Case) -> Alone:
     return Alone(loss, row.leaves, grads, largest_of, row.buffers, slots)
 
 
-def _optimizer(
+def twin_optimizer(
     recipe: Recipe, case: Case, number: int, leaves: Mapping[str, Tensor]
 ) -> torch.optim.Optimizer:
     """A real optimizer like the member's own for a phase over these leaves, with the row's state."""

@@ -10,12 +10,14 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
+from carpool import recall
 from carpool.adapters.base import Fuser, Prepared
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.fused import StackedSession, make_window
 from carpool.adapters.torch.layout import make_layout
+from carpool.adapters.torch.pace import pace_key
 from carpool.adapters.torch.probe import Probe
 from carpool.adapters.torch.program import trace_only
 from carpool.adapters.torch.stacked import PhaseRecipe, Recipe, train_step
@@ -27,6 +29,7 @@ from carpool.job import Job
 from carpool.kernels.updates import UNFUSED, UPDATES
 from carpool.planning.cursor import Course
 from carpool.planning.spec import Signature
+from carpool.planning.trials import Trial
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,10 @@ class TorchFuser(Fuser):
         except Exception as error:
             return blame(error)
         return None
+
+    def tried(self, jobs: Sequence[Job]) -> Trial | None:
+        known = [self._known(job) for job in jobs]
+        return recall.remembered(pace_key(known[0], len(known), self._device()))
 
     def open(
         self, jobs: Sequence[Job], width: int, device: str, prepared: Prepared = lambda *_: None

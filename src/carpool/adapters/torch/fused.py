@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from carpool import recall
 from carpool.adapters.base import Check, FusedSession, JobState, MetricRow, Prepared, StepFailure, Ticket
 from carpool.adapters.torch import cadence, stack
 from carpool.adapters.torch.absorb import restore_into
@@ -19,6 +20,7 @@ from carpool.adapters.torch.check import Case, compare, solo_step, try_step
 from carpool.adapters.torch.clock import Clock, Receipt, Stream
 from carpool.adapters.torch.hypers import Ahead, Hypers, columns
 from carpool.adapters.torch.orders import Orders
+from carpool.adapters.torch.pace import alone_s, pace_key
 from carpool.adapters.torch.program import Program, compile_guess_s
 from carpool.adapters.torch.stacked import Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
@@ -27,6 +29,7 @@ from carpool.adapters.torch.validation import Validation
 from carpool.adapters.torch.window import Window
 from carpool.job import Job
 from carpool.planning.cursor import Chunk, Cursor, Supply, launches
+from carpool.planning.trials import Trial
 from carpool.planning.widths import worth_compiling
 
 if TYPE_CHECKING:
@@ -325,6 +328,22 @@ class StackedSession(FusedSession):
         return compare(
             self._recipe, chunk.size, alone, together, {row: self._member(row).built for row in rows}
         )
+
+    def trial(self, chunk: Chunk) -> Trial | None:
+        if self._device.startswith("cuda"):
+            return None  # alone a job is captured too there: an eager step says nothing about that
+        key = pace_key(self._first, self.width, self._device)
+        found = recall.remembered(key)
+        if found is None:
+            self._feed(chunk, steps=1)
+            row, cursor = chunk.rows[0], chunk.cursors[0]
+            case = self._case(row, cursor, 0, chunk.size)
+            program = self._train_program(chunk.size)
+            together_s = min(program.launch_s() for _ in range(3))
+            own_s = alone_s(self._recipe, case, self._first.probe.random)
+            found = Trial(self.width, together_s, own_s, program.compiled)
+            recall.remember(key, found)
+        return found
 
     # Rows in and out
 

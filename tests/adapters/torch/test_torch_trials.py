@@ -1,0 +1,122 @@
+"""Trials: a group that is slower together goes on job by job, and the plan remembers it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import carpool
+from carpool.adapters.torch import fused
+from carpool.events import Event, GroupFellBack, GroupTried
+
+pytestmark = pytest.mark.usefixtures("trials")
+X, Y = torch.randn(24, 3), torch.randn(24, 1)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.1), nn.Linear(4, 1))
+
+
+def jobs(count: int = 3, **options: Any) -> list[carpool.Job]:
+    defaults = {
+        "loss": F.mse_loss,
+        "optimizer": partial(torch.optim.Adam, lr=0.01),
+        "batch_size": 8,
+        "epochs": 2,
+    }
+    return [
+        carpool.Job(net, (X, Y), name=f"s{seed}", seed=seed, **{**defaults, **options})
+        for seed in range(count)
+    ]
+
+
+def train(made: list[carpool.Job], **options: Any) -> tuple[carpool.Results, list[Event]]:
+    events: list[Event] = []
+    settings = {"device": "cpu", "compile": False, "reporters": [events.append], **options}
+    return carpool.train(made, **settings), events
+
+
+def of(events: list[Event], kind: type[Any]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def alone_takes(monkeypatch: pytest.MonkeyPatch):
+    """Lets a step alone seem to take so long; a launch takes what it takes."""
+    return lambda seconds: monkeypatch.setattr(fused, "alone_s", lambda *_: seconds)
+
+
+def test_a_group_that_is_faster_together_stays_together(alone_takes: Any):
+    alone_takes(1e3)
+    results, events = train(jobs())
+    (tried,) = of(events, GroupTried)
+    assert tried.trial.members == 3
+    assert tried.trial.gain > 1
+    assert {result.strategy for result in results} == {"fused"}
+
+
+def test_a_group_that_is_slower_together_goes_on_job_by_job(alone_takes: Any):
+    alone_takes(1e-9)
+    results, events = train(jobs())
+    (fell,) = of(events, GroupFellBack)
+    assert fell.reason.startswith("measured: a step of 3 together takes ")
+    assert {result.strategy for result in results} == {"interleaved"}
+    reference, _ = train(jobs(), strategy="in_turn")
+    for one, other in zip(results, reference, strict=True):
+        for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
+            assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_the_plan_remembers_and_says_so(alone_takes: Any):
+    alone_takes(1e-9)
+    assert carpool.plan(jobs(), device="cpu").groups[0].strategy == "fused"
+    train(jobs())
+    plan = carpool.plan(jobs(), device="cpu")
+    assert {group.strategy for group in plan.groups} == {"interleaved"}
+    assert "measured on this device: a step of 3 together takes" in plan.explain()
+    results, events = train(jobs())
+    assert of(events, GroupTried) == of(events, GroupFellBack) == []
+    assert {result.strategy for result in results} == {"interleaved"}
+
+
+def test_another_width_or_structure_is_another_trial(alone_takes: Any):
+    alone_takes(1e-9)
+    train(jobs())
+    assert carpool.plan(jobs(4), device="cpu").groups[0].strategy == "fused"
+    assert carpool.plan(jobs(batch_size=4), device="cpu").groups[0].strategy == "fused"
+
+
+def test_fused_that_was_asked_for_is_not_tried(alone_takes: Any):
+    alone_takes(1e-9)
+    train(jobs())
+    results, events = train(jobs(), strategy="fused")
+    assert of(events, GroupTried) == []
+    assert {result.strategy for result in results} == {"fused"}
+
+
+def test_a_trial_leaves_no_trace():
+    tried, events = train(jobs(validation_data=(X, Y)))
+    assert len(of(events, GroupTried)) == 1
+    untried, _ = train(jobs(validation_data=(X, Y)), strategy="fused")
+    if {result.strategy for result in tried} == {"fused"}:
+        for one, other in zip(tried, untried, strict=True):
+            assert one.history == other.history
+    else:  # on this machine it was slower together: then it equals the jobs alone
+        alone, _ = train(jobs(validation_data=(X, Y)), strategy="in_turn")
+        for one, other in zip(tried, alone, strict=True):
+            assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-5)
+
+
+def test_what_is_measured_is_time():
+    from carpool.planning.trials import Trial
+
+    _, events = train(jobs())
+    (tried,) = of(events, GroupTried)
+    assert isinstance(tried.trial, Trial)
+    assert tried.trial.together_s > 0
+    assert tried.trial.alone_s > 0
