@@ -49,7 +49,7 @@ class GroupVerified:
 
 @dataclass(frozen=True)
 class GroupFellBack:
-    """A fused group could not go on together; its remaining members run in turn."""
+    """A fused group could not go on together; its remaining members start again, each alone."""
 
     group: int
     names: tuple[str, ...]
