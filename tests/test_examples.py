@@ -17,6 +17,7 @@ SHOWS = {
     "own_step.py": "guessed",
     "gan.py": "making_loss",
     "lion.py": "lr=0.1,decay=0.1",
+    "loaders.py": "queue, wider     completed",
     "own_loop.py": "of the test images read rightly",
 }
 JOBS_FILE = "jobs_file.py"

@@ -12,7 +12,14 @@ DOCUMENTS = [
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-WITH_CODE = ("README.md", "docs/fidelity.md", "docs/fusing.md", "docs/own-loop.md")
+WITH_CODE = (
+    "README.md",
+    "docs/data.md",
+    "docs/fidelity.md",
+    "docs/fusing.md",
+    "docs/interleaved.md",
+    "docs/own-loop.md",
+)
 MARKERS = ("<!-- benchmarks:start -->", "<!-- benchmarks:end -->")
 
 

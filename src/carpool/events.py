@@ -58,7 +58,7 @@ class GroupTried:
 
 @dataclass(frozen=True)
 class GroupFellBack:
-    """A fused group could not go on together; its remaining members run in turn."""
+    """A fused group could not go on together; its remaining members start again, each alone."""
 
     group: int
     names: tuple[str, ...]

@@ -72,7 +72,8 @@ class Job:
     """A model, its data and how to train it.
 
     `model` is an object, a factory called under the job's seed, or "module:function". `data` is a tuple of arrays
-    `(x, y)`, any nest of arrays when `step` is given, or a function that returns either. Exactly one of
+    `(x, y)`, any nest of arrays when `step` is given, something that gives batches (a DataLoader, a Dataset, an iterable,
+    a carpool.data.Queue; `prefetch` are read ahead), or a function that returns one of these. Exactly one of
     `loss(prediction, target)` and `step(model, batch) -> loss or {"loss": ..., **metrics}` says what is minimised.
     A LightningModule says both itself, in its training_step and configure_optimizers.
     `phases` says instead that a training step is several updates, each with a step and an optimizer of its own.

@@ -1,1 +1,1 @@
-"""Running a plan: one training loop (`driver.py`), and who gets the device when (`in_turn.py`)."""
+"""Running a plan: one training loop (`driver.py`), and who gets the device when (`interleaved.py`)."""

@@ -1,4 +1,4 @@
-"""Who holds how much device memory. Pure: every change gives a new ledger. It counts; it does not queue yet."""
+"""Who holds how much device memory. Pure: every change gives a new ledger. Who waits is the executor's business."""
 
 from __future__ import annotations
 
