@@ -3,7 +3,6 @@
 Nothing is timed to choose a strategy, but where a test asks for it (`trials`): on a busy machine that would choose at random.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,13 +24,13 @@ def seeded():
 @pytest.fixture(autouse=True)
 def untried(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Path]:
+) -> Path:
     """A cache of the test's own, and no trials."""
     cache = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("CARPOOL_CACHE", str(cache))
     if "trials" not in request.fixturenames:
         monkeypatch.setattr(StackedSession, "trial", lambda session, chunk: None)
-    yield cache
+    return cache
 
 
 @pytest.fixture

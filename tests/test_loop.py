@@ -163,3 +163,13 @@ def test_a_grid_of_loops():
     results = train(*loops)
     assert results["lr=0.2,seed=1"].config == {"lr": 0.2, "seed": 1}
     assert all(result.strategy == "interleaved" for result in results)
+
+
+def test_results_of_loops_are_saved_with_the_weights_of_what_is_a_model(tmp_path: Any):
+    def words() -> Iterator[dict[str, float]]:
+        yield {"loss": 1.0}
+        return "no model"
+
+    results = train(Loop(fit, 0.1, 2, name="model"), Loop(words, name="words"))
+    results.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000.safetensors", "results.json"]

@@ -119,7 +119,7 @@ class Reader:
                     sentence(
                         "at least one batch an epoch",
                         f"none in epoch {epoch}",
-                        "pass data that can be read again: a list, a loader, or a function that makes an iterator",
+                        "pass data that can be read again: a loader, or a function that makes an iterator",
                     )
                 )
             self._push(Item(held.pop(), last=True))

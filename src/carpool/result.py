@@ -162,14 +162,17 @@ class Results(Sequence[Result]):
         ).set_index("name")
 
     def save(self, folder: str | Path) -> Path:
-        """Writes `results.json` and every trained model's weights (safetensors) into `folder`."""
+        """Writes `results.json` and every trained model's weights (safetensors) into `folder`.
+
+        What a `Loop` returned is left out unless it is a model.
+        """
         from carpool import adapters
 
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         entries = []
         for position, result in enumerate(self._results):
-            weights = f"{position:05d}.safetensors" if result.model is not None else None
+            weights = f"{position:05d}.safetensors" if adapters.has_weights(result.model) else None
             if weights is not None:
                 adapters.claiming(result.model)().save(result.model, target / weights)
             entries.append(_entry(result, weights))

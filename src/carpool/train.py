@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,8 +95,7 @@ class _Prepared:
 
     def __exit__(self, *_: object) -> None:
         """Whatever happened, nothing that was opened to describe the jobs is left running."""
-        for adapter in self.adapters.values():
-            adapter.close()
+        _close(self.adapters)
 
     def results(self, run: Run, seconds: float) -> Results:
         """The results in the order of the jobs; a job the run never reached was interrupted."""
@@ -118,6 +117,7 @@ def _prepare(jobs: Iterable[Job], device: str, strategy: str, compile: str | boo
         try:
             specs.append(adapter.describe(job))
         except CarpoolError:
+            _close(loaded)
             raise
         except Exception as error:  # the user's own factory or data raised: that job's failure, not the run's
             rejected[name] = error
@@ -140,6 +140,11 @@ def _prepare(jobs: Iterable[Job], device: str, strategy: str, compile: str | boo
         specs, refusal, device=where, free_bytes=free, strategy=strategy, tried=tried, rejected=rejected
     )
     return _Prepared(by_name, loaded, tuple(specs), made)
+
+
+def _close(loaded: Mapping[str, Adapter]) -> None:
+    for adapter in loaded.values():
+        adapter.close()
 
 
 def _adapter(job: Job, loaded: dict[str, Adapter], compile: str | bool) -> Adapter:

@@ -264,7 +264,7 @@ def test_a_group_holds_its_memory_while_it_runs_and_gives_it_back():
     jobs = [job("a", "net", callbacks=watched), job("b", "net"), job("c", "other", callbacks=watched)]
     trips.append(Trip(jobs, FakeAdapter()))
     trips[0].go()
-    assert held == [30, 30, 30, 30]
+    assert held[0] == max(held) == 30  # until the first of the two groups ends
     assert trips[0].held_bytes() == 0
 
 

@@ -163,7 +163,7 @@ def test_a_failure_is_said_above_the_display(plan_of: MakePlan, terminal: rich.c
     show(RunEnded(1.0))
     assert "failed: bad: ValueError: no data" in text(terminal)
     assert "failed: s0,m1: RuntimeError: boom" in text(terminal)
-    assert "2 jobs go on in turn: a mismatch" in text(terminal)
+    assert "2 jobs go on one by one: a mismatch" in text(terminal)
 
 
 def test_a_log_gets_few_lines(plan_of: MakePlan, log: rich.console.Console) -> None:

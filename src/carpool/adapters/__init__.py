@@ -35,6 +35,11 @@ def claiming(model: Any) -> type[Adapter]:
     )
 
 
+def has_weights(model: Any) -> bool:
+    """Whether this is a model of some framework, and not what a loop of the user's own returned."""
+    return any(name in sys.modules and load(name).claims(model) for name in TABLE if name != "loop")
+
+
 def for_factory() -> type[Adapter]:
     """The adapter that will call a factory: the only framework there is, for now."""
     return load("torch")

@@ -25,7 +25,7 @@ def line(event: Event, tally: Tally) -> str | None:
         case RunStarted(plan, device, steps):
             return _plan_line(plan, device, steps)
         case GroupFellBack(group, names, reason):
-            return f"group {group}: {count(len(names), 'job')} go on in turn: {reason}"
+            return f"group {group}: {count(len(names), 'job')} go on one by one: {reason}"
         case GroupStarted(group, names, strategy) if len(names) > 1:
             return f"group {group}: started, {count(len(names), 'job')} {strategy}"
         case GroupCompiled(group, size, width, compiled, seconds) if compiled or seconds >= 1.0:

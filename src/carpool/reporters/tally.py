@@ -198,7 +198,7 @@ class Tally:
             case GroupVerified(group, checked, max_difference):
                 self._verify(self._group(group), checked, max_difference)
             case GroupFellBack(group, _, reason):
-                self._group(group).note = f"in turn: {reason}"
+                self._group(group).note = f"one by one: {reason}"
             case GroupResized(group, _, new_width):
                 self._group(group).note = f"repacked to {new_width}"
             case _:

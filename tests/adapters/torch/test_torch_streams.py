@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import carpool
 from carpool.data import Queue
-from carpool.errors import DataError
+from carpool.errors import DataError, OptimizerError
 from carpool.events import BatchesRead, Event, GroupFellBack
 
 X = torch.randn(22, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -65,6 +65,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "loader of a dataset": lambda: DataLoader(Rows(), batch_size=4),
     "loader with workers": lambda: DataLoader(Rows(), batch_size=4, num_workers=2),
     "loader of an iterable": lambda: DataLoader(Flow(), batch_size=4),
+    "iterable dataset": Flow,
     "iterable": Batches,
     "function": lambda: generator,
     "function of arrays": lambda: arrays,
@@ -318,6 +319,12 @@ def test_depth_is_reported():
 def test_index_beside_a_loader_is_refused():
     with pytest.raises(DataError, match="index= beside arrays or a map-style Dataset"):
         train(job(DataLoader(Rows(), batch_size=4), index=[1, 2]))
+
+
+def test_misuse_of_one_job_leaves_no_thread_of_another():
+    wrong = carpool.Job(net, (X, Y), name="wrong", loss=F.mse_loss)
+    with pytest.raises(OptimizerError):
+        train(job(Batches()), wrong)
 
 
 def test_a_plan_leaves_no_thread():

@@ -119,7 +119,7 @@ class Streams:
 
     def gathered(self, data: Any, batch_size: int) -> Any:
         """One pass as arrays, for validation: read once and kept."""
-        if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        if isinstance(data, Dataset):
             data = DataLoader(data, batch_size)
         batches = [pytree.tree_map(_as_tensor, batch) for batch in data]
         if not batches:
@@ -154,6 +154,9 @@ def _passes(
             f"Job {job.name!r}: "
             + sentence("index= beside arrays or a map-style Dataset", type(data).__name__, "leave index= out")
         )
+    if isinstance(data, IterableDataset):  # of samples: whoever yields batches passes an iterable of its own
+        loader = DataLoader(data, job.batch_size)
+        return (id(data), job.batch_size), lambda epoch: _loader_pass(loader, epoch), _length(loader)
     if isinstance(data, DataLoader):
         return id(data), lambda epoch: _loader_pass(data, epoch), _length(data)
     if again is None:
