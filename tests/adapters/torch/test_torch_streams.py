@@ -194,7 +194,10 @@ def test_a_shuffling_loader_has_one_order_whoever_draws_beside_it():
         return train(*others, mine)["mine"]
 
     alone, beside = loaded(False), loaded(True)
-    assert alone.history == beside.history
+    for mine, hers in zip(alone.model.parameters(), beside.model.parameters(), strict=True):
+        assert torch.equal(mine, hers)
+    # A mean is summed chunk by chunk, and how long a chunk is depends on how many batches were there: one bit.
+    assert alone.history["loss"] == pytest.approx(beside.history["loss"], rel=1e-14)
     assert len(set(alone.history["loss"])) == 3
 
 
