@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
@@ -20,6 +21,7 @@ from carpool.adapters.torch.layout import make_layout
 from carpool.adapters.torch.pace import pace_key
 from carpool.adapters.torch.probe import Probe
 from carpool.adapters.torch.program import trace_only
+from carpool.adapters.torch.sharing import reads_alike, shared_leaves
 from carpool.adapters.torch.stacked import PhaseRecipe, Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
@@ -61,19 +63,20 @@ class TorchFuser(Fuser):
         """Traces the step at the width it would run at; the trace is remembered for `open`."""
         first, device = known[0], self._device()
         size = min(first.course.batch_size, first.built.data.length)
-        recipe = make_recipe(first)
+        recipe = make_recipe(known)
         held = make_window(known) or Pool([member.built.data for member in known])
         longest = held.length if isinstance(held, Window) else max(member.course.length for member in known)
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 tensors = stack.state_tensors(
-                    recipe.layout, first.built, len(known), len(recipe.values), device
+                    recipe.layout, first.built, len(known), len(recipe.values), device, recipe.shared
                 )
+                tensors |= stack.shared_tensors(first.built, recipe.shared, torch.empty_like, device)
                 tensors |= stack.feed_tensors(
                     recipe.layout, first.built, len(known), len(recipe.values), device
                 )
                 tensors |= stack.empty_data(held.shapes(), len(known), longest, device)
-            trace_only(train_step(recipe, size), tensors, ("train", first.signature, size))
+            trace_only(train_step(recipe, size), tensors, ("train", first.signature, size, recipe.sharing))
         except Exception as error:
             return blame(error)
         return None
@@ -87,7 +90,7 @@ class TorchFuser(Fuser):
     ) -> StackedSession:
         known = [self._known(job) for job in jobs]
         return StackedSession(
-            make_recipe(known[0]), known, width, device, self._store, self._compile, prepared, self._known
+            make_recipe(known), known, width, device, self._store, self._compile, prepared, self._known
         )
 
 
@@ -106,8 +109,9 @@ def untraced_refusal(known: Sequence[Known]) -> str | None:
     return reason
 
 
-def make_recipe(known: Known) -> Recipe:
+def make_recipe(members: Sequence[Known]) -> Recipe:
     """The recipe of a structure, with templates of its model that hold no memory of their own."""
+    known = members[0]
     bare = template(known.built.model)
     return Recipe(
         layout=make_layout(known.built, known.probe.idle),
@@ -124,6 +128,8 @@ def make_recipe(known: Known) -> Recipe:
         clips=known.built.job.clip_norm is not None,
         accumulate=known.built.job.accumulate,
         precision=known.built.job.precision,
+        shared=shared_leaves(members),
+        alike=reads_alike(members),
     )
 
 

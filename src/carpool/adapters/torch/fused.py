@@ -81,9 +81,11 @@ class StackedSession(FusedSession):
     # Opening
 
     def _allocated(self, known: Sequence[Known]) -> Tensors:
+        built, shared = self._first.built, self._recipe.shared
         tensors = stack.state_tensors(
-            self._layout, self._first.built, self.width, len(self._recipe.values), self._device
+            self._layout, built, self.width, len(self._recipe.values), self._device, shared
         )
+        tensors |= stack.shared_tensors(built, shared, torch.Tensor.to, self._device)
         tensors |= stack.feed_tensors(
             self._layout, self._first.built, self.width, len(self._recipe.values), self._device
         )
@@ -237,6 +239,7 @@ class StackedSession(FusedSession):
         index = self._tensors["order"][row, start : start + size].to(torch.int64)
         data = [tensor[index] for name, tensor in self._tensors.items() if name.startswith("data:")]
         own = {name: tensor[row].clone() for name, tensor in self._tensors.items() if stack.is_state(name)}
+        own |= {f"fixed:{name}": self._tensors[f"shared:{name}"] for name in self._recipe.shared}
         counts = own["updates"].cpu().numpy()
         return Case(self._member(row).built, own, data, counts, step, cursor.batch + ahead)
 
@@ -245,7 +248,7 @@ class StackedSession(FusedSession):
 
     def _program(self, kind: str, size: int, make: Callable[[], Any], tensors: Tensors) -> Program:
         if (kind, size) not in self._programs:
-            program = Program(make(), tensors, (kind, self._first.signature, size))
+            program = Program(make(), tensors, (kind, self._first.signature, size, self._recipe.sharing))
             if self._should_compile(program, self._launches(kind, size)):
                 program.compile()
             self._programs[kind, size] = program
@@ -323,6 +326,9 @@ class StackedSession(FusedSession):
             raise StepFailure(self._ticket(chunk.shortened(0), Ahead(self._hypers.now())), errors)
         self._train_program(chunk.size).run(1)
         together = {name: self._tensors[name].clone() for name in (*before, "sums")}
+        for name in self._recipe.shared:  # a step alone that changed one of these would differ here
+            once = self._tensors[f"shared:{name}"]
+            together[f"buffer:{name}"] = once.expand(self.width, *once.shape)
         for name, tensor in before.items():
             self._tensors[name].copy_(tensor)
         return compare(
@@ -365,8 +371,8 @@ class StackedSession(FusedSession):
 
     def join(self, row: int, job: Job, state: JobState | None = None) -> None:
         known = self._lookup(job)
-        if self._window is not None:
-            raise ValueError(f"{job.name!r} cannot join a group whose streams have begun")
+        if self._window is not None or self._recipe.shared or self._recipe.alike:
+            raise ValueError(f"{job.name!r} cannot join a group whose members read or share the same")
         if self._known[row] is not None:
             raise ValueError(
                 f"row {row} is taken by {self._member(row).built.job.name!r}; let it leave first"
@@ -400,7 +406,7 @@ class StackedSession(FusedSession):
         rows = [
             name
             for name in self._tensors
-            if not name.startswith("data:") and name not in ("k", *stack.BY_STEP)
+            if not name.startswith(("data:", "shared:")) and name not in ("k", *stack.BY_STEP)
         ]
         self._tensors |= {name: self._tensors[name].index_select(0, index) for name in rows}
         self._tensors |= {name: self._tensors[name].index_select(1, index) for name in stack.BY_STEP}
@@ -441,8 +447,11 @@ class StackedSession(FusedSession):
             if kind in ("fixed", "buffer"):
                 leaves[leaf] = tensor.index_select(0, chosen)
         moved = inputs.to(self._device)
+        once = {name: self._tensors[f"shared:{name}"] for name in self._recipe.shared}
         with torch.no_grad():
-            return vmap(lambda own: functional_call(self._recipe.evaluating, own, (moved,)))(leaves)
+            return vmap(lambda own: functional_call(self._recipe.evaluating, {**own, **once}, (moved,)))(
+                leaves
+            )
 
     def peak_bytes(self) -> int | None:
         if self._peak_bytes is None and self._device.startswith("cuda"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -50,6 +50,14 @@ def state_tensors(
     return made
 
 
+def shared_tensors(
+    built: Built, shared: Collection[str], made: Callable[..., Tensor], device: str
+) -> Tensors:
+    """The leaves that are one object in all members, each by what `made` makes of it."""
+    leaves = {**dict(built.model.named_parameters()), **dict(built.model.named_buffers())}
+    return {f"shared:{name}": made(leaves[name].detach(), device=device) for name in shared}
+
+
 def num_columns(layout: Layout) -> int:
     """The most scalars that a group's update reads."""
     return max(span.num_columns for span in layout.spans)
@@ -82,7 +90,11 @@ BY_STEP = ("table", "due")
 def evaluation_tensors(state: Tensors, values: int, device: str) -> Tensors:
     """The same members with a feed of their own for validation."""
     width = len(state["weights"])
-    kept = {name: t for name, t in state.items() if is_state(name) or name == "seeds"}
+    kept = {
+        name: t
+        for name, t in state.items()
+        if is_state(name) or name == "seeds" or name.startswith("shared:")
+    }
     kept = {
         name: t
         for name, t in kept.items()

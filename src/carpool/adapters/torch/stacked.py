@@ -6,7 +6,7 @@ writes everything back under a mask: a row that is not active, or whose loss is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,15 @@ class Recipe:
     clips: bool
     accumulate: int
     precision: str
+    shared: frozenset[str] = frozenset()
+    """Leaves that are one tensor for all members."""
+    alike: bool = False
+    """Whether all members read the same batches."""
+
+    @property
+    def sharing(self) -> Hashable:
+        """What a step has baked in of what its members have in common."""
+        return (tuple(sorted(self.shared)), self.alike)
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -65,6 +74,8 @@ def train_step(recipe: Recipe, size: int) -> Callable[[Tensors], None]:
 
     def take(t: Tensors) -> None:
         batch = _gather(t, size)
+        if recipe.alike:
+            batch = [part[0] for part in batch]
         place = t["batch"] + t["k"]
         due = t["due"].index_select(0, t["k"].view(1))[0]
         moved = t["active"] & t["alive"]
@@ -99,20 +110,21 @@ def _take_phase(
         place: Tensor,
     ) -> Any:
         with stacked(seed, step, number), WideNorms():
-            values, after = call(module, {**learning, **fixed, **buffers}, recipe.batch(batch), place)
+            leaves = {**learning, **fixed, **buffers, **shared}
+            values, after = call(module, leaves, recipe.batch(batch), place)
         shown = torch.stack([values[name].detach().to(torch.float64) for name in phase.values])
         loss = values[phase.values[0]] / recipe.accumulate
         return loss, (shown, {name: after[name].detach() for name in buffers})
 
-    own = layout.names_of(number)
+    own, shared = layout.names_of(number), _prefixed(t, "shared:")
     weights, buffers = layout.views(t["weights"]), _prefixed(t, "buffer:")
     fixed = _prefixed(t, "fixed:") | {name: leaf for name, leaf in weights.items() if name not in own}
     trial = {name: buffer.clone() for name, buffer in buffers.items()}
     learning = {name: leaf for name, leaf in weights.items() if name in own}
     with batched_or_refused():
-        grads, (shown, after) = vmap(grad(member, has_aux=True))(
-            learning, fixed, trial, batch, t["seeds"], t["steps"], place
-        )
+        grads, (shown, after) = vmap(
+            grad(member, has_aux=True), in_dims=(0, 0, 0, None if recipe.alike else 0, 0, 0, 0)
+        )(learning, fixed, trial, batch, t["seeds"], t["steps"], place)
     runs = due if phase.every > 1 else torch.ones_like(due)
     moved = moved & (torch.isfinite(shown[:, 0]) | ~runs)
     ran, due = moved & runs, moved & due
@@ -139,9 +151,11 @@ def evaluate_step(recipe: Recipe, size: int, full: int, shared: bool) -> Callabl
     """A validation batch of `size`, where a whole one is `full`; `shared` when every member reads the same samples."""
     module = Stepped(recipe.evaluating, recipe.evaluate)
 
-    def member(leaves: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor, number: Tensor) -> Tensor:
+    def member(
+        once: Tensors, leaves: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor, number: Tensor
+    ) -> Tensor:
         with stacked(seed, step), WideNorms():
-            values, _ = call(module, leaves, recipe.validation_batch(batch), number)
+            values, _ = call(module, {**leaves, **once}, recipe.validation_batch(batch), number)
         return torch.stack([values[name].to(torch.float64) for name in recipe.evaluated])
 
     def step(t: Tensors) -> None:
@@ -155,8 +169,8 @@ def evaluate_step(recipe: Recipe, size: int, full: int, shared: bool) -> Callabl
             batch = [part[0] for part in batch]
         number = t["start"] // full + t["k"]
         place = evaluation_step(t["steps"], number)
-        shown = vmap(_beneath_grad(member), in_dims=(0, None if shared else 0, 0, 0, 0))(
-            leaves, batch, t["seeds"], place, number
+        shown = vmap(_beneath_grad(member), in_dims=(None, 0, None if shared else 0, 0, 0, 0))(
+            _prefixed(t, "shared:"), leaves, batch, t["seeds"], place, number
         )
         t["sums"].add_(torch.where(t["active"][:, None], shown * size, 0.0))
         t["taken"].add_(t["active"])

@@ -47,14 +47,14 @@ class Pool:
         self._offsets: dict[Hashable, int] = {}
         self.length = 0
         for member in members:
-            key = _set_key(member)
+            key = set_key(member)
             if key not in self._sets:
                 self._sets[key] = member
                 self._offsets[key] = self.length
                 self.length += len(member.tensors[0])
 
     def holds(self, member: Arrays) -> bool:
-        return _set_key(member) in self._sets
+        return set_key(member) in self._sets
 
     def shapes(self) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
         """Shape and type of each of the joined arrays."""
@@ -72,10 +72,11 @@ class Pool:
     def positions(self, member: Arrays) -> torch.Tensor:
         """Where in the pool the member's samples are, in the member's own order."""
         index = member.index if member.index is not None else torch.arange(member.length)
-        return (index + self._offsets[_set_key(member)]).to(torch.int32)
+        return (index + self._offsets[set_key(member)]).to(torch.int32)
 
 
-def _set_key(arrays: Arrays) -> Hashable:
+def set_key(arrays: Arrays) -> Hashable:
+    """What makes two jobs' arrays the same."""
     return tuple(key_of(tensor) for tensor in arrays.tensors)
 
 
