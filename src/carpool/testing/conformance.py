@@ -234,7 +234,7 @@ def assert_close(got: Reference, expected: Reference, double: bool) -> None:
         largest = max(1e-3, float(np.abs(value).max(initial=0.0)))
         allowed = DOUBLE if double else SINGLE * largest
         np.testing.assert_allclose(got.weights[name], value, rtol=0, atol=allowed, err_msg=name)
-    np.testing.assert_allclose(got.history, expected.history, rtol=1e-9 if double else SINGLE, atol=1e-12)
+    np.testing.assert_allclose(got.history, expected.history, rtol=DOUBLE if double else SINGLE, atol=1e-12)
     np.testing.assert_allclose(got.rates, expected.rates, rtol=1e-12)
     if double:
         _assert_slots(got.slots, expected.slots)

@@ -151,8 +151,7 @@ def test_the_order_on_the_device_is_the_public_order():
 
     rows = shuffled(
         torch.arange(length).repeat(5, 1),
-        torch.tensor([signed_seed(seed) for seed in seeds]),
-        torch.tensor(epochs),
+        [(signed_seed(seed), epoch) for seed, epoch in zip(seeds, epochs, strict=True)],
     )
     for row, seed, epoch in zip(rows, seeds, epochs, strict=True):
         assert row.tolist() == carpool.batch_order(seed, epoch, length).tolist()

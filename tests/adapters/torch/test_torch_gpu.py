@@ -1,4 +1,4 @@
-"""What only a GPU can show: no waiting inside a chunk, memory given back, objects left where they were."""
+"""What only a GPU can show: no waiting while chunks are enqueued, memory given back, objects left where they were."""
 
 import gc
 from functools import partial
@@ -24,7 +24,7 @@ def job(seed: int) -> carpool.Job:
     )
 
 
-def test_nothing_waits_inside_a_chunk():
+def test_nothing_waits_while_chunks_are_enqueued():
     adapter = TorchAdapter(compile=False)
     jobs = [job(seed) for seed in range(4)]
     for one in jobs:
@@ -32,13 +32,16 @@ def test_nothing_waits_inside_a_chunk():
     assert adapter.fuser is not None
     session = adapter.fuser.open(jobs, 4, adapter.device("cuda"), lambda *_: None)
     assert isinstance(session, StackedSession)
-    session.advance(Chunk((0, 1, 2, 3), (Cursor(),) * 4, 16, 17))  # captures both graphs
-    program = session._train_program(16)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        program.run(15)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    rows = (0, 1, 2, 3)
+    with session.turn():
+        session.advance(Chunk(rows, (Cursor(),) * 4, 16, 17))  # captures both graphs
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            session.advance(Chunk(rows, (Cursor(0, 17, 17),) * 4, 16, 15, ends=rows))
+            ticket = session.advance(Chunk(rows, (Cursor(1, 0, 32),) * 4, 16, 17))  # lays out another epoch
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert [row.steps for row in session.metrics(ticket)] == [17] * 4
     session.close()
 
 

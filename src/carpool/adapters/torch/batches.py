@@ -56,8 +56,7 @@ class Held(Batches):
             places = data.index if data.index is not None else torch.arange(data.length)
             places = places.to(self._device)
             if self._shuffle:
-                seed = torch.tensor([self._seed], device=self._device)
-                places = shuffled(places[None], seed, torch.tensor([epoch], device=self._device))[0]
+                places = shuffled(places[None], [(self._seed, epoch)])[0]
             self._order = (epoch, places)
         return self._order[1]
 

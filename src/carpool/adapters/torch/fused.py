@@ -25,6 +25,7 @@ from carpool.adapters.torch.program import Program, compile_guess_s
 from carpool.adapters.torch.stacked import Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
+from carpool.adapters.torch.transfer import sent
 from carpool.adapters.torch.validation import Validation
 from carpool.adapters.torch.window import Window
 from carpool.job import Job
@@ -68,7 +69,7 @@ class StackedSession(FusedSession):
         self._peak_bytes: int | None = None
         self._launch_s = self._busy_s = 0.0
         self._tensors = self._allocated(known)
-        self._orders = Orders(self._tensors["order"], self._tensors["seeds"])
+        self._orders = Orders(self._tensors["order"])
         self._validation = self._validated()
         self._fill(range(len(known)), [stack.initial_states(member.built) for member in known])
         if device.startswith("cuda"):
@@ -111,9 +112,9 @@ class StackedSession(FusedSession):
             built = self._member(row).built
             self._versions[row] = _versions(built.model)
             if self._window is not None and isinstance(built.data, Streamed):
-                self._orders.set(row, self._window.positions(built.data), False)
+                self._orders.set(row, self._window.positions(built.data), False, built.seed)
             else:
-                self._orders.set(row, self._pool.positions(built.data), built.job.shuffle)
+                self._orders.set(row, self._pool.positions(built.data), built.job.shuffle, built.seed)
 
     def _member(self, row: int) -> Known:
         member = self._known[row]
@@ -156,7 +157,7 @@ class StackedSession(FusedSession):
     def _lay(self, ahead: Ahead) -> None:
         """Lays the table of a chunk: which rows update at which step, and with which scalars."""
         steps, feed = len(ahead.due), self._tensors
-        due = torch.from_numpy(ahead.due).to(self._device)
+        due = sent(ahead.due, self._device)
         table = columns(self._layout, ahead.numbers, feed["updates"], due, feed["table"].shape[-1])
         feed["table"][:steps] = table.to(feed["table"].dtype)
         feed["due"][:steps] = due
@@ -167,15 +168,15 @@ class StackedSession(FusedSession):
         if self._window is not None:
             arrays = [tensor for name, tensor in self._tensors.items() if name.startswith("data:")]
             self._window.lay([self._stream_of(row) for row in chunk.rows], steps, arrays)
-        index = torch.tensor(chunk.rows, device=self._device)
+        index = sent(chunk.rows, self._device)
         feed = self._tensors
         starts = [self._start(cursor, 0, chunk.size) for cursor in chunk.cursors]
         stack.activate(feed, index, starts)
-        feed["batch"][index] = torch.tensor([cursor.batch for cursor in chunk.cursors], device=self._device)
-        steps_taken = torch.tensor([cursor.step for cursor in chunk.cursors], device=self._device)
+        feed["batch"][index] = sent([cursor.batch for cursor in chunk.cursors], self._device)
+        steps_taken = sent([cursor.step for cursor in chunk.cursors], self._device)
         feed["steps"][index] = torch.where(feed["alive"][index], steps_taken, feed["steps"][index])
         if self._recipe.clips:
-            feed["clip"].copy_(self._hypers.clip())
+            feed["clip"].copy_(sent(self._hypers.clip(), self._device))
         for name in ("k", "sums", "taken"):
             feed[name].zero_()
 
@@ -286,7 +287,7 @@ class StackedSession(FusedSession):
     def keep(self, rows: Sequence[int]) -> None:
         if not rows:
             return
-        index = torch.tensor(list(rows), device=self._device)
+        index = sent(list(rows), self._device)
         for name in self._model_names():
             if name not in self._best:
                 self._best[name] = self._tensors[name].clone()
@@ -295,7 +296,7 @@ class StackedSession(FusedSession):
     def revert(self, rows: Sequence[int]) -> None:
         if not rows:
             return
-        index = torch.tensor(list(rows), device=self._device)
+        index = sent(list(rows), self._device)
         for name in self._model_names():
             self._tensors[name][index] = self._best[name][index]
 
@@ -412,7 +413,7 @@ class StackedSession(FusedSession):
         self._tensors |= {name: self._tensors[name].index_select(1, index) for name in stack.BY_STEP}
         self._best = {name: best.index_select(0, index) for name, best in self._best.items()}
         self._known = [*(self._known[row] for row in occupied), *[None] * (width - len(occupied))]
-        self._orders = self._orders.moved(index.tolist(), self._tensors["order"], self._tensors["seeds"])
+        self._orders = self._orders.moved(index.tolist(), self._tensors["order"])
         self._hypers = self._hypers.moved(occupied, width)
         self._tensors["source"].zero_()
         self.width = width

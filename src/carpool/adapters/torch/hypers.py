@@ -13,6 +13,7 @@ from torch import Tensor
 from carpool.adapters.torch.absorb import group_options, restore_groups
 from carpool.adapters.torch.build import Built, LivePhase
 from carpool.adapters.torch.layout import Layout
+from carpool.adapters.torch.transfer import sent
 
 
 @dataclass(frozen=True)
@@ -172,13 +173,24 @@ def columns(layout: Layout, numbers: np.ndarray, counts: Tensor, due: Tensor, wi
     `counts` is how many updates each member's group has had before the chunk, [members, groups], and `due` which
     phases of which rows update at which step, [steps, members, phases].
     """
-    table = torch.from_numpy(numbers).to(counts.device)
+    table = sent(numbers, counts.device)
     ordinals = due.cumsum(0).to(torch.float64) + ~due  # at a step without update: the next one's
     made = torch.zeros(*due.shape[:2], len(layout.spans), width, dtype=torch.float64, device=counts.device)
     for update in {id(span.update): span.update for span in layout.spans}.values():
-        places = [number for number, span in enumerate(layout.spans) if span.update is update]
-        phases = [layout.spans[number].phase for number in places]
+        numbers_of = [number for number, span in enumerate(layout.spans) if span.update is update]
+        places = _selection(numbers_of, counts.device)
+        phases = _selection([layout.spans[number].phase for number in numbers_of], counts.device)
         named = {name: table[:, :, places, i] for i, name in enumerate(update.hypers)}
         parts = update.scalars(named, counts[:, places].to(torch.float64) + ordinals[:, :, phases])
         made[:, :, places, : len(parts)] = torch.stack(torch.broadcast_tensors(*parts), dim=-1)
     return made
+
+
+def _selection(numbers: Sequence[int], device: torch.device) -> slice | Tensor:
+    """An index that the host need not wait for: a slice where the numbers follow one another, or are all the same."""
+    first = numbers[0]
+    if all(number == first for number in numbers):
+        return slice(first, first + 1)
+    if list(numbers) == list(range(first, first + len(numbers))):
+        return slice(first, first + len(numbers))
+    return sent(list(numbers), device)

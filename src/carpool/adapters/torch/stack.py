@@ -12,6 +12,7 @@ from carpool.adapters.base import JobState
 from carpool.adapters.torch.absorb import group_options, scheduler_state, slots_by_key
 from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.layout import Layout
+from carpool.adapters.torch.transfer import sent
 from carpool.kernels.updates import number_dtype
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Cursor
 
@@ -125,7 +126,7 @@ def activate(feed: Tensors, rows: Tensor, starts: Sequence[int]) -> None:
     feed["source"].copy_(rows[0].expand_as(feed["source"]))
     feed["source"][rows] = rows
     feed["start"].fill_(starts[0])
-    feed["start"][rows] = torch.tensor(starts, device=rows.device)
+    feed["start"][rows] = sent(starts, rows.device)
 
 
 # Rows in

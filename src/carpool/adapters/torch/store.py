@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 import torch
 
 from carpool.adapters.torch.build import Arrays
+from carpool.adapters.torch.transfer import sent
 from carpool.random import order_keys
 
 _SORT_ELEMENTS = 1 << 22  # keys sorted at a time: Philox on int64 holds about eight temporaries of this size
@@ -80,15 +81,20 @@ def set_key(arrays: Arrays) -> Hashable:
     return tuple(key_of(tensor) for tensor in arrays.tensors)
 
 
-def shuffled(positions: torch.Tensor, seeds: torch.Tensor, epochs: torch.Tensor) -> torch.Tensor:
-    """Each row of positions in the order of `carpool.batch_order(seed, epoch, length)`."""
+def shuffled(positions: torch.Tensor, keys: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Each row of positions in the order of `carpool.batch_order(seed, epoch, length)`, a (seed, epoch) for each row.
+
+    Rows of one key are sorted once. What is the same is found on the host: asking the device would wait for it.
+    """
     length = positions.shape[1]
     rows = max(1, _SORT_ELEMENTS // max(1, length))
     parts = []
     for start in range(0, len(positions), rows):
-        part = slice(start, start + rows)
-        pairs, back = torch.unique(torch.stack([seeds[part], epochs[part]], 1), dim=0, return_inverse=True)
-        places = torch.arange(length, device=positions.device).expand(len(pairs), length)
-        order = torch.argsort(order_keys(places, pairs[:, :1], pairs[:, 1:]), dim=1, stable=True)
-        parts.append(positions[part].gather(1, order[back]))
+        part = keys[start : start + rows]
+        unique = {key: place for place, key in enumerate(dict.fromkeys(part))}
+        seeds, epochs = sent(list(unique), positions.device).unbind(1)
+        back = sent([unique[key] for key in part], positions.device)
+        places = torch.arange(length, device=positions.device).expand(len(unique), length)
+        order = torch.argsort(order_keys(places, seeds[:, None], epochs[:, None]), dim=1, stable=True)
+        parts.append(positions[start : start + rows].gather(1, order[back]))
     return torch.cat(parts)

@@ -14,6 +14,7 @@ from carpool.adapters.torch.build import Arrays
 from carpool.adapters.torch.program import Program
 from carpool.adapters.torch.stacked import Recipe, evaluate_step
 from carpool.adapters.torch.store import Pool, Store
+from carpool.adapters.torch.transfer import sent
 
 Tensors = dict[str, Tensor]
 Prepare = Callable[[str, int, Callable[[], Any], Tensors], Program]
@@ -62,9 +63,7 @@ class Validation:
     def _launch(
         self, rows: Sequence[int], start: int, size: int, full: int, steps: int, prepare: Prepare
     ) -> None:
-        stack.activate(
-            self._tensors, torch.tensor(list(rows), device=self._tensors["order"].device), [start] * len(rows)
-        )
+        stack.activate(self._tensors, sent(list(rows), self._tensors["order"].device), [start] * len(rows))
         self._tensors["k"].zero_()
         if self._shared:
             self._tensors["source"].zero_()  # there is one order, whoever is active
