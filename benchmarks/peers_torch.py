@@ -34,8 +34,8 @@ def train_alone(workload: Workload, member: Member, data: Data, epochs: int) -> 
     model = seeded(workload, member).to(data.x.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=member.lr)
     for epoch in range(epochs):
-        order = torch.from_numpy(carpool.batch_order(member.seed, epoch, len(data.x)))
-        shown = torch.zeros(2)
+        order = torch.from_numpy(carpool.batch_order(member.seed, epoch, len(data.x))).to(data.x.device)
+        shown = torch.zeros(2, device=data.x.device)
         for rows in order.split(workload.batch_size):
             shown += eager_step(model, optimizer, data.x[rows], data.y[rows])
     return model

@@ -8,23 +8,31 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 
+_idle: dict[
+    tuple[str, int], list[torch.cuda.Stream]
+] = {}  # a new stream would get new workspaces, kept for good
+
 
 class Stream:
     """A stream of a session's own. What was enqueued before it was made happens before anything on it."""
 
     def __init__(self, device: str, priority: int = 0) -> None:
         self._stream: torch.cuda.Stream | None = None
+        self._key = (device, -1 if priority > 0 else 0)
         if device.startswith("cuda"):
-            self._stream = torch.cuda.Stream(device, priority=-1 if priority > 0 else 0)
+            waiting = _idle.setdefault(self._key, [])
+            self._stream = waiting.pop() if waiting else torch.cuda.Stream(device, priority=self._key[1])
             self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def turn(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def drain(self) -> None:
-        """Waits for everything enqueued: what it uses may be given back after that."""
+    def close(self) -> None:
+        """Waits for everything enqueued, so that what it uses may be given back; the next session may have the stream."""
         if self._stream is not None:
             self._stream.synchronize()
+            _idle[self._key].append(self._stream)
+            self._stream = None
 
 
 class Clock:

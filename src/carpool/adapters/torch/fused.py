@@ -460,7 +460,7 @@ class StackedSession(FusedSession):
         return self._peak_bytes
 
     def close(self) -> None:
-        self._stream.drain()
+        self._stream.close()
         if self._window is not None:
             self._window.close()
         self._programs, self._tensors, self._best, self._validation = {}, {}, {}, None

@@ -121,11 +121,7 @@ class Program:
         return self._graphs[steps]
 
     def _captured(self, steps: int) -> torch.cuda.CUDAGraph:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._idle(self._call)
-        torch.cuda.current_stream().wait_stream(side)
+        self._idle(self._call)  # what is set up at a first call must not be captured
         graph = torch.cuda.CUDAGraph()
         # Other threads may copy batches meanwhile. Replays of one program follow one another, so they share a pool.
         capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")

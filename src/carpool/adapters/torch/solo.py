@@ -230,7 +230,7 @@ class SoloSession(Session):
         return torch.cuda.max_memory_allocated(self._device) if self._device.startswith("cuda") else None
 
     def close(self) -> None:
-        self._stream.drain()
+        self._stream.close()
         for phase in self._built.phases:
             phase.optimizer.zero_grad(set_to_none=True)
         for name, tensor in _leaves(self._built.model).items():

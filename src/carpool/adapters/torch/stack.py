@@ -122,7 +122,7 @@ def empty_data(
 def activate(feed: Tensors, rows: Tensor, starts: Sequence[int]) -> None:
     """Makes these rows active, each from its own start; the others follow the first of them without effect."""
     feed["active"].zero_()
-    feed["active"][rows] = True
+    feed["active"].index_fill_(0, rows, True)  # by index with a number the host would wait for the device
     feed["source"].copy_(rows[0].expand_as(feed["source"]))
     feed["source"][rows] = rows
     feed["start"].fill_(starts[0])
