@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.data import TensorDataset
 from zoo import mlp, plain_loop, plain_objects, shown, tables
 
@@ -170,3 +171,45 @@ def test_a_pool_lays_distinct_arrays_end_to_end():
     assert joined[0].tolist() == [0, 1, 2, 10, 11, 12, 13]
     assert pool.positions(arrays[1]).tolist() == [3, 4, 5, 6]
     assert pool.positions(arrays[2]).tolist() == [0, 1, 2]
+
+
+def test_ten_folds_on_one_copy_equal_ten_fits_one_after_another():
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import KFold
+
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.from_numpy(images) / 16, torch.from_numpy(labels).long()
+    folds = [train for train, _ in KFold(n_splits=10, shuffle=True, random_state=0).split(images)]
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)).double()
+
+    jobs = [
+        carpool.Job(
+            make,
+            (x, y),
+            index=fold,
+            name=f"fold {number}",
+            loss=F.cross_entropy,
+            optimizer=partial(torch.optim.Adam, lr=0.01),
+            batch_size=64,
+            epochs=2,
+            seed=number,
+        )
+        for number, fold in enumerate(folds)
+    ]
+    assert carpool.plan(jobs, device="cpu").data_bytes == x.nbytes + y.nbytes
+    results = carpool.train(jobs, device="cpu", strategy="fused", reporters=[], compile=False)
+    for number, fold in enumerate(folds):
+        torch.manual_seed(number)
+        model = make()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for epoch in range(2):
+            order = fold[carpool.batch_order(number, epoch, len(fold))]
+            for start in range(0, len(order), 64):
+                rows = order[start : start + 64]
+                optimizer.zero_grad()
+                F.cross_entropy(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+        for one, other in zip(results[number].model.parameters(), model.parameters(), strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=1e-8)
