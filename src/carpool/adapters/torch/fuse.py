@@ -76,7 +76,7 @@ class TorchFuser(Fuser):
                     recipe.layout, first.built, len(known), len(recipe.values), device
                 )
                 tensors |= stack.empty_data(held.shapes(), len(known), longest, device)
-            trace_only(train_step(recipe, size), tensors, ("train", first.signature, size, recipe.sharing))
+            trace_only(train_step(recipe, size), tensors, ("train", (first.signature, recipe.sharing), size))
         except Exception as error:
             return blame(error)
         return None

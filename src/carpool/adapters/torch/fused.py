@@ -21,7 +21,8 @@ from carpool.adapters.torch.clock import Clock, Receipt, Stream
 from carpool.adapters.torch.hypers import Ahead, Hypers, columns
 from carpool.adapters.torch.orders import Orders
 from carpool.adapters.torch.pace import alone_s, pace_key
-from carpool.adapters.torch.program import Program, compile_guess_s
+from carpool.adapters.torch.program import Program
+from carpool.adapters.torch.programs import Programs
 from carpool.adapters.torch.stacked import Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
@@ -31,7 +32,6 @@ from carpool.adapters.torch.window import Window
 from carpool.job import Job
 from carpool.planning.cursor import Chunk, Cursor, Supply, launches
 from carpool.planning.trials import Trial
-from carpool.planning.widths import worth_compiling
 
 if TYPE_CHECKING:
     from carpool.adapters.torch.fuse import Known
@@ -57,12 +57,12 @@ class StackedSession(FusedSession):
         self._known: list[Known | None] = [*known, *[None] * (width - len(known))]
         self._first = known[0]
         self.width, self._device, self._store = width, device, store
-        self._compile, self._prepared, self._lookup = compile, prepared, lookup
+        self._lookup = lookup
         self._pool = Pool([member.built.data for member in known])
         self._window = make_window(known)
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
         self.schedules = _has_timers(known)
-        self._programs: dict[tuple[str, int], Program] = {}
+        self._programs = Programs((self._first.signature, recipe.sharing), width, device, compile, prepared)
         self._best: Tensors = {}
         self._dead: set[int] = set()
         self._versions: dict[int, list[int]] = {}
@@ -248,13 +248,7 @@ class StackedSession(FusedSession):
         return self._program("train", size, lambda: train_step(self._recipe, size), self._tensors)
 
     def _program(self, kind: str, size: int, make: Callable[[], Any], tensors: Tensors) -> Program:
-        if (kind, size) not in self._programs:
-            program = Program(make(), tensors, (kind, self._first.signature, size, self._recipe.sharing))
-            if self._should_compile(program, self._launches(kind, size)):
-                program.compile()
-            self._programs[kind, size] = program
-            self._prepared(size, self.width, program.compiled, program.prepare_s)
-        return self._programs[kind, size]
+        return self._programs.get(kind, size, make, tensors, lambda: self._launches(kind, size))
 
     def _launches(self, kind: str, size: int) -> int:
         """How many launches of this kind and size a whole run has."""
@@ -262,17 +256,6 @@ class StackedSession(FusedSession):
         if kind == "train" or self._validation is None:
             return launches(courses).by_size.get(size, 0)
         return self._validation.launches(size, max(course.epochs for course in courses))
-
-    def _should_compile(self, program: Program, total: int) -> bool:
-        if self._compile != "auto":
-            return bool(self._compile)
-        if program.compiled:
-            return True
-        try:
-            launch_s = program.launch_s()
-        except Exception:  # a batch that raises here raises again when it counts, and is blamed on its row
-            return False
-        return worth_compiling(total, launch_s, compile_guess_s(self._device, program.nodes))
 
     # Between chunks
 
@@ -419,7 +402,7 @@ class StackedSession(FusedSession):
         self.width = width
         self._versions = {moved[row]: seen for row, seen in self._versions.items() if row in moved}
         self._dead = {moved[row] for row in self._dead if row in moved}
-        self._programs = {}
+        self._programs = self._programs.anew(width)
         self._validation = self._validated()
         return moved
 
@@ -434,8 +417,7 @@ class StackedSession(FusedSession):
         self._hypers.restart()
 
     def timing(self) -> tuple[float, float]:
-        prepare_s = sum(program.prepare_s for (kind, _), program in self._programs.items() if kind == "train")
-        return self._launch_s, prepare_s
+        return self._launch_s, self._programs.prepare_s("train")
 
     # The rest
 
@@ -463,7 +445,8 @@ class StackedSession(FusedSession):
         self._stream.close()
         if self._window is not None:
             self._window.close()
-        self._programs, self._tensors, self._best, self._validation = {}, {}, {}, None
+        self._programs = self._programs.anew(self.width)
+        self._tensors, self._best, self._validation = {}, {}, None
         if self._device.startswith("cuda"):
             torch.cuda.empty_cache()
 

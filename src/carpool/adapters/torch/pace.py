@@ -13,6 +13,7 @@ import torch
 
 from carpool.adapters.torch.check import Case, twin_optimizer
 from carpool.adapters.torch.precision import untouched
+from carpool.adapters.torch.quick import quickened
 from carpool.adapters.torch.stacked import Recipe
 from carpool.kernels.table import alone
 
@@ -23,7 +24,7 @@ _TRIES = 3
 
 
 def alone_s(recipe: Recipe, case: Case, random: bool) -> float:
-    """Seconds of a member's step in the ordinary way: the shortest of a few, on a copy of its model."""
+    """Seconds of a member's step as a job alone would take it: the shortest of a few, on a copy of its model."""
     built = case.built
     model = copy.deepcopy(built.model)
     leaves = dict(model.named_parameters())
@@ -33,7 +34,7 @@ def alone_s(recipe: Recipe, case: Case, random: bool) -> float:
     ]
     batch = built.data.batch(list(case.data))
     taken = []
-    with torch.enable_grad(), untouched(recipe.precision, "cpu"):
+    with torch.enable_grad(), untouched(recipe.precision, "cpu"), quickened(optimizers):
         for _ in range(_TRIES):
             started = time.perf_counter()
             for number, (phase, optimizer) in enumerate(zip(built.phases, optimizers, strict=True)):

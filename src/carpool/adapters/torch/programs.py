@@ -1,0 +1,56 @@
+"""The steps of a stack, each made ready when it is first needed: traced, and compiled where that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from torch import Tensor
+
+from carpool.adapters.base import Prepared
+from carpool.adapters.torch.program import Program, compile_guess_s
+from carpool.planning.widths import worth_compiling
+
+Tensors = dict[str, Tensor]
+
+
+class Programs:
+    """One program for each kind of step and batch size, for one width. `key` is what all of them have baked in."""
+
+    def __init__(
+        self, key: Hashable, width: int, device: str, compile: str | bool, prepared: Prepared
+    ) -> None:
+        self._key, self._width, self._device = key, width, device
+        self._compile, self._prepared = compile, prepared
+        self._ready: dict[tuple[str, int], Program] = {}
+
+    def get(
+        self, kind: str, size: int, make: Callable[[], Any], tensors: Tensors, launches: Callable[[], int]
+    ) -> Program:
+        """The program; made by `make` over these tensors the first time, for so many launches in all."""
+        if (kind, size) not in self._ready:
+            program = Program(make(), tensors, (kind, self._key, size))
+            if self._should_compile(program, launches):
+                program.compile()
+            self._ready[kind, size] = program
+            self._prepared(size, self._width, program.compiled, program.prepare_s)
+        return self._ready[kind, size]
+
+    def prepare_s(self, kind: str) -> float:
+        """Seconds that programs of a kind took to be made ready."""
+        return sum(program.prepare_s for (made, _), program in self._ready.items() if made == kind)
+
+    def anew(self, width: int) -> Programs:
+        """The same for a stack of another width, with nothing made ready."""
+        return Programs(self._key, width, self._device, self._compile, self._prepared)
+
+    def _should_compile(self, program: Program, launches: Callable[[], int]) -> bool:
+        if self._compile != "auto":
+            return bool(self._compile)
+        if program.compiled:
+            return True
+        try:
+            launch_s = program.launch_s()
+        except Exception:  # a batch that raises here raises again when it counts, and is blamed on its row
+            return False
+        return worth_compiling(launches(), launch_s, compile_guess_s(self._device, program.nodes))
