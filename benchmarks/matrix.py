@@ -52,9 +52,9 @@ class Weight:
 
 
 CPU = (
-    Weight("tiny", (32, 64), 32, 1024, 24),
+    Weight("tiny", (32, 64), 32, 1024, 40),
     Weight("medium", (784, 256, 256), 64, 1024, 8),
-    Weight("saturating", (1024, 1024, 1024), 256, 256, 6),
+    Weight("saturating", (1024, 1024, 1024), 256, 256, 12),
 )
 GPU = (
     Weight("tiny", (32, 64), 32, 4096, 4),

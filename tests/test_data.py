@@ -55,7 +55,7 @@ def test_no_more_is_read_than_fits_and_one_held_back():
     assert full.wait(10)
     assert [item.batch for item in tap.ready()] == [0, 1]
     assert len(read) == 4
-    tap.close()
+    reader.stop()
 
 
 def test_two_taps_see_the_same_batches_read_once():
@@ -138,8 +138,18 @@ def test_sources_are_closed_when_the_job_ends_early():
 
     tap = Reader(batches, capacity=2).tap(1)
     tap.wait()
+    tap.take(1)
     tap.close()
     assert closed == [0]
+
+
+def test_a_tap_that_leaves_with_nothing_taken_leaves_everything_for_the_next():
+    once = iter(range(4))
+    reader = Reader(lambda epoch: once, capacity=2)
+    first = reader.tap(1)
+    first.wait()
+    first.close()
+    assert [batch for batch, _ in drained(reader, 1)] == [0, 1, 2, 3]
 
 
 # The queue

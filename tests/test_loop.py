@@ -173,3 +173,37 @@ def test_results_of_loops_are_saved_with_the_weights_of_what_is_a_model(tmp_path
     results = train(Loop(fit, 0.1, 2, name="model"), Loop(words, name="words"))
     results.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000.safetensors", "results.json"]
+
+
+def test_values_are_read_when_they_are_yielded():
+    def reused() -> Iterator[dict[str, Any]]:
+        value = torch.zeros(())
+        for i in range(4):
+            yield {"loss": value.fill_(float(i))}
+
+    assert train(Loop(reused, every=2))[0].history == {"loss": (0.5, 2.5)}
+
+
+def test_whatever_a_loop_does_its_neighbours_end():
+    def wordy() -> Iterator[dict[str, Any]]:
+        yield {"loss": None}
+
+    def untidy() -> Iterator[Any]:
+        try:
+            yield 3
+        finally:
+            raise ValueError("cleaning up")
+
+    def sound() -> Iterator[dict[str, float]]:
+        yield {"loss": 1.0}
+
+    with pytest.warns(UserWarning, match="closing 'untidy' raised ValueError: cleaning up"):
+        results = train(
+            Loop(wordy, name="wordy"),
+            Loop(untidy, name="untidy"),
+            Loop(sound, name="far", seed=2**64 + 1),
+            Loop(sound, name="sound"),
+        )
+    outcomes = {result.name: result.outcome.word for result in results}
+    assert outcomes == {"wordy": "failed", "untidy": "failed", "far": "completed", "sound": "completed"}
+    assert "Expected 'loss' to be a number" in str(results["wordy"].error)

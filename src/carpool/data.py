@@ -50,6 +50,7 @@ class Reader:
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._stopped = False
+        self.shared = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -63,6 +64,7 @@ class Reader:
             raise ValueError("batches have been taken already; open another reader")
         made = Tap(self, epochs)
         with self._changed:
+            self.shared |= bool(self._taps)
             self._taps.append(made)
             self._changed.notify_all()
         self._start()
@@ -167,8 +169,10 @@ class Reader:
     def leave(self, tap: Tap) -> None:
         with self._changed:
             self._taps = [other for other in self._taps if other is not tap]
-            left = bool(self._taps)
-        self.trim() if left else self.stop()
+        if self._taps:
+            self.trim()
+        elif self._base:  # with nothing taken, whoever comes next finds every batch
+            self.stop()
 
     def stop(self) -> None:
         """Stops the thread and waits for it."""
@@ -196,6 +200,11 @@ class Tap:
     @property
     def capacity(self) -> int:
         return self._reader.capacity
+
+    @property
+    def shared(self) -> bool:
+        """Whether others take the same batches, or did."""
+        return self._reader.shared
 
     @property
     def depth(self) -> int:

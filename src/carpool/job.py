@@ -123,6 +123,10 @@ class Job:
         _whole(self, "seed", "pass seed=0")
         _whole(self, "accumulate", "pass accumulate=1, or how many batches make an update", least=1)
         _whole(self, "priority", "pass priority=0")
+        if abs(self.priority) > 16:
+            raise JobError(
+                self._says("a priority from -16 to 16", str(self.priority), "each step doubles the share")
+            )
         _whole(self, "prefetch", "pass prefetch=2", least=1)
         self._check_objective()
         self._check_phases()

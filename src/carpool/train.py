@@ -109,6 +109,16 @@ def _prepare(jobs: Iterable[Job], device: str, strategy: str, compile: str | boo
     check_strategy(strategy)
     by_name = {str(job.name): job for job in named(jobs)}
     loaded: dict[str, Adapter] = {}
+    try:
+        return _planned(by_name, loaded, device, strategy, compile)
+    except BaseException:
+        _close(loaded)
+        raise
+
+
+def _planned(
+    by_name: dict[str, Job], loaded: dict[str, Adapter], device: str, strategy: str, compile: str | bool
+) -> _Prepared:
     specs: list[ModelSpec] = []
     rejected: dict[str, BaseException] = {}
     for name, job in by_name.items():
@@ -117,7 +127,6 @@ def _prepare(jobs: Iterable[Job], device: str, strategy: str, compile: str | boo
         try:
             specs.append(adapter.describe(job))
         except CarpoolError:
-            _close(loaded)
             raise
         except Exception as error:  # the user's own factory or data raised: that job's failure, not the run's
             rejected[name] = error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -165,13 +165,13 @@ class Streaming(FakeSession):
         super().__init__(Script(loss=float))
         self._asked, self._left, self._error = 0, 3, error
 
-    def supply(self, row: int) -> Supply | None:
+    def supply(self, rows: Sequence[int]) -> dict[int, Supply | BaseException]:
         self._asked += 1
         if self._asked < 3:
-            return None
+            return {}
         if self._error is not None and self._left == 1:
-            raise self._error
-        return Supply(4, 1, ends=self._left == 1)
+            return {0: self._error}
+        return {0: Supply(4, 1, ends=self._left == 1)}
 
     def advance(self, chunk: Chunk) -> Ticket:
         self._asked, self._left = 0, 3 if self._left == 1 else self._left - 1

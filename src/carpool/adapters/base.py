@@ -115,8 +115,11 @@ class Session(Servable):
         """What everything that is asked of the session happens in: its own stream, on a device that has streams."""
         return nullcontext()
 
-    def supply(self, row: int) -> Supply | None:
-        """What a row with a streamed course can run now; None while its input is on the way. Raises what its input raised."""
+    def supply(self, rows: Sequence[int]) -> Mapping[int, Supply | BaseException]:
+        """What rows with streamed courses can run now, or what their input raised; those whose input is on the way are left out.
+
+        Rows that read one source are answered alike.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no streamed rows")
 
     def depth(self, row: int) -> tuple[int, int] | None:

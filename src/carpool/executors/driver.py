@@ -151,34 +151,35 @@ class Driver:
     def _running(self) -> list[int]:
         return [row for row, member in self._members.items() if not member.through]
 
-    def _supply(self, row: int) -> Supply | None:
-        member = self._members[row]
-        if member.course.streamed:
-            return self._session.supply(row)
-        return member.course.supply(member.cursor.batch)
+    def _asked(self, rows: Sequence[int]) -> dict[int, Supply | BaseException]:
+        """What these rows can run now, or what their input raised."""
+        streamed = [row for row in rows if self._members[row].course.streamed]
+        found = dict(self._session.supply(streamed)) if streamed else {}
+        for row in rows:
+            member = self._members[row]
+            if not member.course.streamed:
+                found[row] = member.course.supply(member.cursor.batch)
+        return found
 
     def _supplies(self, rows: Sequence[int]) -> dict[int, Supply]:
         """What these rows can run now. One whose input raised fails."""
-        found: dict[int, Supply | None] = {}
-        errors: dict[int, BaseException] = {}
-        for row in rows:
-            try:
-                found[row] = self._supply(row)
-            except Unstackable:
-                raise
-            except Exception as error:
-                errors[row] = error
+        found = self._asked(rows)
+        errors = {row: one for row, one in found.items() if isinstance(one, BaseException)}
         if errors:
             self._settle_now()
             self._fail(errors)
-        return {row: supply for row, supply in found.items() if supply is not None and row in self._members}
+        return {
+            row: supply
+            for row in rows
+            if isinstance(supply := found.get(row), Supply) and row in self._members
+        }
 
     def _has_supply(self) -> bool:
         """Whether some row can run, or has input that raises; or there is nothing left to wait for."""
         running = self._running()
         try:
-            return not running or any(self._supply(row) is not None for row in running)
-        except Exception:
+            return not running or bool(self._asked(running))
+        except Unstackable:
             return True
 
     def _cursors(self) -> dict[int, Cursor]:

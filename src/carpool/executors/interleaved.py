@@ -10,6 +10,7 @@ on job by job, from where the user's objects are; results of members that had al
 from __future__ import annotations
 
 import time
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -197,18 +198,27 @@ class Run:
             if not lane.advance():
                 self._close(lane)
         except Exception as error:
-            if not isinstance(lane.session, FusedSession):
+            if isinstance(lane.session, FusedSession):
+                with lane.session.turn():
+                    lane.session.abandon()
+                self._close(lane)
+                self._fall_back(entry, error)
+                return
+            if self._orders.on_error == "raise":
                 raise
-            with lane.session.turn():
-                lane.session.abandon()
             self._close(lane)
-            self._fall_back(entry, error)
+            for name in entry.names:
+                if name not in self.results:
+                    self._reject(name, error)
 
     def _close(self, lane: Lane) -> None:
         entry = self._open.pop(lane)
         self._emit(GroupEnded(entry.number, entry.names, lane.seconds, lane.busy_s))
         lane.abandon()
-        lane.session.close()
+        try:
+            lane.session.close()
+        except Exception as error:  # its jobs have their outcomes, and the others go on
+            warnings.warn(f"carpool: closing {entry.names[0]!r} raised {described(error)}", stacklevel=2)
         self._ledger = self._ledger.release(entry.holder)
 
     def _fall_back(self, entry: Entry, error: Exception) -> None:
@@ -232,6 +242,10 @@ class Run:
                     lane.interrupt()
                 elif isinstance(lane.session, FusedSession):
                     lane.session.abandon()
+            except Exception as raised:
+                warnings.warn(
+                    f"carpool: ending {self._open[lane].names[0]!r} raised {described(raised)}", stacklevel=2
+                )
             finally:
                 self._close(lane)
 

@@ -350,3 +350,109 @@ def test_ctrl_c_stops_loaders_and_workers():
         train(*jobs)
     assert {result.outcome.word for result in caught.value.results} == {"interrupted"}
     assert caught.value.results["a"].steps == 6
+
+
+# What sharing must not do
+
+
+def shuffled_loader() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(X, Y), batch_size=4, shuffle=True)
+
+
+def other(**options: Any) -> carpool.Job:
+    return job(
+        options.pop("data"),
+        options.pop("name"),
+        model=partial(nn.Linear, 3, 1, dtype=torch.float64),
+        **options,
+    )
+
+
+def assert_same(one: carpool.Result, two: carpool.Result) -> None:
+    assert one.error is None
+    assert two.error is None
+    for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-10)
+
+
+def test_groups_that_share_sources_crosswise_do_not_wait_for_each_other():
+    one, two = DataLoader(TensorDataset(X, Y), batch_size=4), shuffled_loader()
+    results = train(
+        job(one, "a", epochs=1),
+        job(two, "b", epochs=6),
+        other(data=one, name="c", epochs=6),
+        other(data=two, name="d", epochs=1),
+        job(one, "e", epochs=1, seed=1),
+        other(data=one, name="f", epochs=6, seed=1),
+    )
+    assert {result.outcome.word for result in results} == {"completed"}
+
+
+def test_a_session_that_cannot_be_opened_holds_up_nobody():
+    class Heavy(nn.Linear):
+        def to(self, *args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("out of memory")
+
+    loader = DataLoader(TensorDataset(X, Y), batch_size=4)
+    heavy = partial(Heavy, 3, 1, dtype=torch.float64)
+    results = train(job(loader, "heavy", model=heavy), job(loader, "sound"))
+    assert str(results["heavy"].error) == "out of memory"
+    assert_like(results["sound"], by_hand(Batches()))
+
+
+def test_a_step_that_writes_into_its_batch_changes_no_neighbours():
+    class Shifting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1).double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x.sub_(0.5))
+
+    def run(strategy: str) -> carpool.Results:
+        loader = DataLoader(TensorDataset(X, Y), batch_size=4)
+        held = X.clone()
+        results = train(
+            job(loader, "shifts", model=Shifting, validation_data=(held, Y)),
+            other(data=loader, name="plain", validation_data=(held, Y)),
+            strategy=strategy,
+        )
+        assert torch.equal(held, X)
+        return results
+
+    for one, two in zip(run("interleaved"), run("in_turn"), strict=True):
+        assert_same(one, two)
+        assert one.history["val_loss"] == pytest.approx(two.history["val_loss"])
+
+
+def test_a_group_that_falls_back_before_its_first_step_has_lost_no_batch(monkeypatch: pytest.MonkeyPatch):
+    from carpool.adapters.torch.fused import StackedSession
+    from carpool.planning.trials import Trial
+
+    monkeypatch.setattr(StackedSession, "trial", lambda session, chunk: Trial(2, 1.0, 0.1))
+    once = iter(list(Batches()))
+    results = train(job(once, "a", epochs=1), job(once, "b", epochs=1, seed=1))
+    assert [result.steps for result in results] == [6, 6]
+    assert_like(results["b"], by_hand(Batches(), 1, epochs=1))
+
+
+def test_one_shuffling_loader_in_a_group_and_beside_it_has_one_order(monkeypatch: pytest.MonkeyPatch):
+    from carpool.adapters.torch.fused import StackedSession
+    from carpool.planning.trials import Trial
+
+    def run(strategy: str) -> carpool.Results:
+        loader = shuffled_loader()
+        made = [other(data=loader, name="c", epochs=6), job(loader, "a"), job(loader, "b", seed=1)]
+        return train(*made, strategy=strategy)
+
+    expected = run("in_turn")
+    monkeypatch.setattr(StackedSession, "trial", lambda session, chunk: Trial(2, 1.0, 0.1))
+    for one, two in zip(run("auto"), expected, strict=True):
+        assert_same(one, two)
+
+
+def test_phases_take_streams_of_any_shape():
+    phase = carpool.Phase(lambda model, batch: model(batch).square().mean(), partial(torch.optim.SGD, lr=0.1))
+    held = carpool.Job(net, X, name="g", phases=[phase], batch_size=4, shuffle=False)
+    streamed = carpool.Job(net, DataLoader(X, 4), name="g", phases=[phase])  # type: ignore[arg-type]
+    assert_same(train(held)[0], train(streamed)[0])

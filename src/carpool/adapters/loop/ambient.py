@@ -18,15 +18,15 @@ class Ambient:
     """One loop's generators, from its seed on."""
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
+        self._seed = seed % 2**64
         self._states: dict[str, Any] = {}
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         """The loop's own states inside, everybody else's outside."""
         others = _read()
-        self._enter()
         try:
+            self._enter()
             yield
         finally:
             self._states = _read()

@@ -41,8 +41,8 @@ class LoopSession(Session):
             self._stream = torch.cuda.Stream(self._device)
         return torch.cuda.stream(self._stream)
 
-    def supply(self, row: int) -> Supply:
-        return Supply(size=1, steps=MAX_CHUNK_STEPS, ends=False)
+    def supply(self, rows: Sequence[int]) -> Mapping[int, Supply | BaseException]:
+        return {row: Supply(size=1, steps=MAX_CHUNK_STEPS, ends=False) for row in rows}
 
     def advance(self, chunk: Chunk) -> Ticket:
         """Steps the loop to the end of the slice, of the row of its history, or of itself."""
@@ -76,7 +76,21 @@ class LoopSession(Session):
                     'each step to `yield {"loss": ...}`', type(made).__name__, "yield a dict of numbers"
                 )
             )
-        return {str(name): _loose(value) for name, value in made.items()}
+        return {str(name): self._number(name, value) for name, value in made.items()}
+
+    def _number(self, name: Any, value: Any) -> Any:
+        """The value as it is now: on the host a number at once, elsewhere a copy that is read later."""
+        if hasattr(value, "detach"):
+            value = value.detach()
+            if str(value.device) != "cpu":
+                return value.clone()
+        try:
+            return float(value)
+        except (TypeError, ValueError) as error:
+            expected = f"{name!r} to be a number"
+            raise StepError(
+                f"Loop {self._name!r}: " + sentence(expected, type(value).__name__, "yield a dict of numbers")
+            ) from error
 
     def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
         totals: dict[str, float] = {}
@@ -110,11 +124,6 @@ class LoopSession(Session):
         if isinstance(self._steps, Iterator) and (close := getattr(self._steps, "close", None)):
             with self._ambient.inside():
                 close()
-
-
-def _loose(value: Any) -> Any:
-    """A tensor without the graph behind it."""
-    return value.detach() if hasattr(value, "detach") else value
 
 
 class LoopAdapter(Adapter):

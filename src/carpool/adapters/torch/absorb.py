@@ -45,6 +45,8 @@ def _owned(slot: str, value: Any, parameter: torch.Tensor, optimizer: torch.opti
     on_device = any(g.get("capturable") or g.get("fused") for g in optimizer.param_groups)
     if is_number(optimizer, slot) and not on_device:
         return value.clone()
+    if value.shape == parameter.shape:  # laid out as a run alone would have left it
+        return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value.detach())
     return value.detach().clone().to(parameter.device)
 
 

@@ -72,7 +72,7 @@ class Flowing(Batches):
         self._tap = data.source.tap(epochs)
 
     def batch(self, cursor: Cursor, ahead: int, size: int) -> Any:
-        return self._tap.ready()[ahead].batch.whole()
+        return self._tap.ready()[ahead].batch.whole(shared=self._tap.shared)
 
     def supply(self) -> Supply | None:
         return supply_of(self._tap.ready())

@@ -291,8 +291,13 @@ def _described(span: Span, slots: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+_STRAYS = 1e-5  # of a tensor's elements: a ReLU at zero, or a gradient that is, may fall to either side in single precision
+
+
 def _relative(a: Tensor, b: Tensor, counts: Tensor) -> float:
     if not a.numel():
         return 0.0
     gap = torch.where(counts, (a.double() - b.double()).abs(), 0.0)
-    return float(gap.max() / b.double().abs().max().clamp(min=1.0 if not a.is_floating_point() else 1e-3))
+    strays = int(gap.numel() * _STRAYS) if a.dtype != torch.float64 else 0
+    worst = gap.flatten().topk(strays + 1).values[-1] if strays else gap.max()
+    return float(worst / b.double().abs().max().clamp(min=1.0 if not a.is_floating_point() else 1e-3))

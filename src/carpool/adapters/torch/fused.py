@@ -75,6 +75,8 @@ class StackedSession(FusedSession):
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats(device)
         self._stream = Stream(device, max(member.built.job.priority for member in known))
+        if self._window is not None:  # last, so that a session that cannot be opened holds up nobody
+            self._window.open([member.built for member in known])
 
     def turn(self) -> AbstractContextManager[object]:
         return self._stream.turn()
@@ -92,7 +94,6 @@ class StackedSession(FusedSession):
         )
         if self._window is not None:
             arrays, longest = self._window.arrays(self._device), self._window.length
-            self._window.open(max(member.course.epochs for member in known))
         else:
             arrays = self._pool.arrays(self._store, self._device)
             longest = max(member.course.length for member in known)
@@ -123,9 +124,9 @@ class StackedSession(FusedSession):
 
     # Training
 
-    def supply(self, row: int) -> Supply | None:
+    def supply(self, rows: Sequence[int]) -> Mapping[int, Supply | BaseException]:
         assert self._window is not None, "only streams are asked for their supply"
-        return self._window.supply(self._stream_of(row))
+        return self._window.supply({row: self._stream_of(row) for row in rows})
 
     def depth(self, row: int) -> tuple[int, int] | None:
         return self._window.depth(self._stream_of(row)) if self._window is not None else None
@@ -351,6 +352,8 @@ class StackedSession(FusedSession):
         for row in rows:
             self._known[row] = None
             self._hypers.set(row, None)
+        if self._window is not None:
+            self._window.keep([member.built.data for member in self._known if member])
         return states
 
     def join(self, row: int, job: Job, state: JobState | None = None) -> None:

@@ -43,7 +43,7 @@ class Hypers:
         """Another job takes the row, or none."""
         self._members[row] = built
         self._first.pop(row, None)
-        if any(phase.timer is not None for phase in self._phases(row)):
+        if any(phase.timer is not None for phase in self._phases(row)) or (built and built.job.callbacks):
             self._first[row] = self._snapshot(row)
         self.read(row)
 

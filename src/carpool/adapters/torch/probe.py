@@ -22,6 +22,7 @@ from carpool.adapters.torch.build import Arrays, Built, Step
 from carpool.adapters.torch.phases import combined
 from carpool.errors import CarpoolError
 from carpool.kernels.recurrent import lent
+from carpool.kernels.refusal import Unstackable as Refused
 from carpool.kernels.table import stacked
 
 Entries = Sequence[tuple[str, Hashable]]
@@ -185,7 +186,11 @@ def _evaluated_values(built: Built, leaves: Mapping[str, torch.Tensor], device: 
     try:
         with torch.no_grad(), stacked(0, 0):
             batch = _empty_batch(built.validation, built.job.batch_size, device)
-            values, _ = call(module, leaves, batch, _empty_place())
+            before = {name: leaf._version for name, leaf in leaves.items()}
+            values, after = call(module, leaves, batch, _empty_place())
+            written = (n for n, b in after.items() if b is not leaves[n] or b._version != before[n])
+            if (name := next(written, None)) is not None:
+                raise Refused(f"validation writes into the buffer {name!r}")
     finally:
         for part, training in modes.items():
             part.training = training

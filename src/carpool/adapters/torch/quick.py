@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 _KINDS = (SGD, Adam, AdamW)
@@ -19,9 +20,8 @@ _KINDS = (SGD, Adam, AdamW)
 @contextmanager
 def quickened(optimizers: Sequence[Optimizer]) -> Iterator[None]:
     """The optimizers that can use fused kernels do inside; their options are what they were outside."""
-    groups = [
-        group for one in optimizers if type(one) in _KINDS for group in one.param_groups if _fits(group)
-    ]
+    plain = [one for one in optimizers if type(one) in _KINDS]
+    groups = [group for one in plain for group in one.param_groups if _fits(one, group)]
     for group in groups:
         group["fused"] = True
     try:
@@ -31,12 +31,30 @@ def quickened(optimizers: Sequence[Optimizer]) -> Iterator[None]:
             group["fused"] = None
 
 
-def _fits(group: dict[str, Any]) -> bool:
-    chosen = ("fused", "foreach", "capturable", "differentiable")
+def can_quicken(model: nn.Module) -> bool:
+    """Whether a model's gradients are such as fused kernels take: none of them sparse."""
+    return not any(getattr(module, "sparse", False) for module in model.modules())
+
+
+def _fits(optimizer: Optimizer, group: dict[str, Any]) -> bool:
     return (
-        not any(group.get(option) for option in chosen)
-        and not isinstance(group["lr"], torch.Tensor)
+        group.get("fused", False) is None
+        and group.get("foreach", False) is None
+        and not group.get("capturable")
+        and not group.get("differentiable")
+        and not isinstance(group["lr"], Tensor)
         and torch.get_default_dtype()
         == torch.float32  # the type of a fused optimizer's "step", whatever the default
-        and all(p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64) for p in group["params"])
+        and all(_is_plain(parameter, optimizer.state.get(parameter, {})) for parameter in group["params"])
+    )
+
+
+def _is_plain(parameter: Tensor, state: dict[str, Any]) -> bool:
+    """The kernels go through memory from its start: a tensor must be dense, and its state laid out as it is."""
+    slots = [slot for slot in state.values() if isinstance(slot, Tensor) and slot.shape == parameter.shape]
+    return (
+        parameter.device.type == "cpu"
+        and parameter.dtype in (torch.float32, torch.float64)
+        and torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+        and all(slot.stride() == parameter.stride() for slot in slots)
     )

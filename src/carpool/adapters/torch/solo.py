@@ -26,7 +26,7 @@ from carpool.adapters.torch.cadence import due_at
 from carpool.adapters.torch.clock import Stream
 from carpool.adapters.torch.phases import combined
 from carpool.adapters.torch.precision import untouched
-from carpool.adapters.torch.quick import quickened
+from carpool.adapters.torch.quick import can_quicken, quickened
 from carpool.adapters.torch.stacked import evaluation_step
 from carpool.adapters.torch.store import Store
 from carpool.kernels.table import alone
@@ -51,7 +51,6 @@ class SoloSession(Session):
         self._kind = torch.device(device).type
         self._homes = _homes(built.model)
         self._home = vars(built.model).get("_device")  # where a LightningModule says that it is
-        self._batches = batches_of(built, device, store)
         held = built.validation.tensors if built.validation else ()
         self._validation = [store.on(device, tensor) for tensor in held]
         self._best: dict[str, torch.Tensor] = {}
@@ -61,18 +60,26 @@ class SoloSession(Session):
         self.schedules = any(phase.timer is not None for phase in built.phases)
         self._diverged = False
         self._random = random
+        quick = quick and can_quicken(built.model)
         self._quick = [phase.optimizer for phase in built.phases] if quick else []
         self._buffered = any(True for _ in built.model.buffers())
         _move(built, device)
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats(device)
         self._stream = Stream(device, built.job.priority)
+        self._batches = batches_of(
+            built, device, store
+        )  # last: a session that cannot be opened holds up nobody
 
     def turn(self) -> AbstractContextManager[object]:
         return self._stream.turn()
 
-    def supply(self, row: int) -> Supply | None:
-        return self._batches.supply()
+    def supply(self, rows: Sequence[int]) -> Mapping[int, Supply | BaseException]:
+        try:
+            found = self._batches.supply()
+        except Exception as error:
+            return {0: error}
+        return {} if found is None else {0: found}
 
     def depth(self, row: int) -> tuple[int, int] | None:
         return self._batches.depth()
@@ -272,7 +279,8 @@ def _move(built: Built, device: str) -> None:
 def _follow(built: Built) -> None:
     """The optimizer's state to where its parameters are; a host-side step counter stays on the host."""
     for phase in built.phases:
-        for parameter, slots in phase.optimizer.state.items():
+        held = {p: s for p, s in phase.optimizer.state.items() if isinstance(p, torch.Tensor)}
+        for parameter, slots in held.items():
             for name, slot in slots.items():
                 if isinstance(slot, torch.Tensor) and (
                     not is_number(phase.optimizer, name) or slot.device.type != "cpu"
@@ -296,5 +304,7 @@ def _copied(slots: Mapping[str, Any]) -> dict[str, Any]:
 
 def _batches(arrays: Arrays, tensors: Sequence[torch.Tensor], size: int) -> Iterator[tuple[int, Any]]:
     for start in range(0, arrays.length, size):
-        parts = [tensor[start : start + size] for tensor in tensors]
+        parts = [
+            tensor[start : start + size].clone() for tensor in tensors
+        ]  # a step may write into its input
         yield len(parts[0]), arrays.batch(parts)

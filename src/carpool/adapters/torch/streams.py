@@ -6,6 +6,8 @@ draws from torch's global generator: a loader's sampler without a generator of i
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,10 +34,11 @@ class Batch:
     size: int
     there: torch.cuda.Event | None = None
 
-    def whole(self) -> Any:
-        """The batch as its source made it, for whoever uses it on the current stream."""
+    def whole(self, shared: bool = False) -> Any:
+        """The batch as its source made it, for whoever uses it on the current stream; a copy where others use it too."""
         self.arrive()
-        return pytree.tree_unflatten(list(self.leaves), self.nest)
+        leaves = [leaf.clone() if shared and isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        return pytree.tree_unflatten(leaves, self.nest)
 
     def arrive(self) -> None:
         """What is enqueued on the current stream from now on comes after the copy."""
@@ -173,22 +176,39 @@ def _length(data: Any) -> int | None:
 
 
 def _loader_pass(loader: DataLoader[Any], epoch: int) -> Iterator[Any]:
-    key = torch.Generator().manual_seed(epoch)
-    lent = [
-        thing
-        for thing in (loader, loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-        if getattr(thing, "generator", key) is None
-    ]
+    """One pass. Passes of one loader may overlap (a group that falls back reads anew), so each has its own copy of it.
+
+    A sampler without a generator is lent one, and so is the loader for its workers' seeds, each keyed by the epoch.
+    """
+    own = loader if loader.persistent_workers else _copied(loader)
+    lent = [thing for thing in _samplers(own) if getattr(thing, "generator", thing) is None]
     for thing in lent:
-        thing.generator = key  # type: ignore[union-attr]
-    iterator = iter(loader)
+        thing.generator = torch.Generator().manual_seed(epoch)
+    iterator = iter(own)
     try:
         yield from iterator
     finally:
         for thing in lent:
-            thing.generator = None  # type: ignore[union-attr]
+            thing.generator = None
         if not loader.persistent_workers and (end := getattr(iterator, "_shutdown_workers", None)):
             end()
+
+
+def _copied(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The loader with samplers of its own, over the same dataset, generators and functions."""
+    made, sampler, batches = copy.copy(loader), copy.copy(loader.sampler), copy.copy(loader.batch_sampler)
+    if getattr(batches, "sampler", None) is loader.sampler:
+        vars(batches)["sampler"] = sampler
+    vars(made).update(sampler=sampler, batch_sampler=batches)
+    return made
+
+
+def _samplers(loader: DataLoader[Any]) -> list[Any]:
+    found = (loader, loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    return list({id(thing): thing for thing in found if thing is not None}.values())
+
+
+_reading = threading.Lock()
 
 
 def _dataset_passes(
@@ -201,7 +221,9 @@ def _dataset_passes(
     def batches(epoch: int) -> Iterator[Any]:
         order = places[batch_order(job.seed, epoch, len(places))] if job.shuffle else places
         for start in range(0, len(order), job.batch_size):
-            yield default_collate([data[int(place)] for place in order[start : start + job.batch_size]])
+            with _reading:  # jobs of other seeds read the same object in threads of their own
+                samples = [data[int(place)] for place in order[start : start + job.batch_size]]
+            yield default_collate(samples)
 
     key = (id(data), job.seed if job.shuffle else None, job.batch_size, places.tobytes())
     return key, batches, -(-len(places) // job.batch_size)
@@ -218,7 +240,7 @@ def _described(job: Job, source: Source, batches: int | None) -> Streamed:
         ),
         None,
     )
-    if job.step is None and not (first.nest.type in (tuple, list) and first.nest.num_children == 2):
+    if job.loss is not None and not (first.nest.type in (tuple, list) and first.nest.num_children == 2):
         raise DataError(
             f"Job {job.name!r}: "
             + sentence("batches (x, y) beside loss=", "another nest", "yield pairs, or use step=")

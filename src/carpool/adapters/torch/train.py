@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from carpool.adapters.base import Adapter, JobState, Session, Trained
 from carpool.adapters.torch import lightning
@@ -94,6 +95,9 @@ class TorchAdapter(Adapter):
         for parameter in model.parameters():
             if parameter.requires_grad:
                 self._own(job, parameter, "trainable parameters")
+        for module in model.modules():
+            if isinstance(module, _NormBase) and module.training and module.track_running_stats:
+                self._own(job, module, "normalisation in training mode")
         phases = build_phases(job, model)
         for phase in phases:
             self._own(job, phase.optimizer, "optimizer")

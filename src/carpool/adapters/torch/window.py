@@ -6,13 +6,14 @@ read one source share one place, and the source is read once for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from carpool.adapters.base import Unstackable
+from carpool.adapters.torch.build import Arrays, Built
 from carpool.adapters.torch.streams import Source, Streamed, supply_of
 from carpool.data import Tap
 from carpool.planning.cursor import Supply
@@ -24,7 +25,7 @@ class Window:
     def __init__(self, members: Sequence[Streamed]) -> None:
         self._first = members[0]
         self._sources = list(dict.fromkeys(_source(member) for member in members))
-        self._samples = members[0].length
+        self._samples = max(member.length for member in members)
         self._batches = max(source.capacity for source in self._sources)
         self._taps: dict[Source, Tap] = {}
 
@@ -41,16 +42,34 @@ class Window:
     def arrays(self, device: str) -> tuple[Tensor, ...]:
         return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in self.shapes())
 
-    def open(self, epochs: int) -> None:
-        self._taps = {source: source.tap(epochs) for source in self._sources}
+    def open(self, jobs: Sequence[Built]) -> None:
+        """Begins to read: each source for as many epochs as the longest of its jobs has."""
+        for source in self._sources:
+            epochs = [built.job.epochs for built in jobs if _source(built.data) is source]
+            self._taps[source] = source.tap(max(epochs))
+
+    def keep(self, members: Sequence[Arrays]) -> None:
+        """Only these still read; a source that nobody reads any more holds up nobody elsewhere."""
+        read = {_source(member) for member in members}
+        for source in [source for source in self._taps if source not in read]:
+            self._taps.pop(source).close()
 
     def positions(self, member: Streamed) -> Tensor:
         """Where in the window the member's batches lie."""
         start = self._sources.index(_source(member)) * self.length
         return torch.arange(start, start + self.length, dtype=torch.int32)
 
-    def supply(self, member: Streamed) -> Supply | None:
-        items = self._taps[_source(member)].ready()
+    def supply(self, members: Mapping[int, Streamed]) -> dict[int, Supply | BaseException]:
+        """What each row can run now. Each source is asked once: what comes between two rows is for neither of them."""
+        sources = {source: self._asked(source) for source in {_source(member) for member in members.values()}}
+        answers = {row: sources[_source(member)] for row, member in members.items()}
+        return {row: answer for row, answer in answers.items() if answer is not None}
+
+    def _asked(self, source: Source) -> Supply | BaseException | None:
+        try:
+            items = self._taps[source].ready()
+        except Exception as error:
+            return error
         for item in items[:1]:
             self._check(item.batch)
         return supply_of(items[: self._batches])
@@ -86,10 +105,10 @@ class Window:
             )
 
     def close(self) -> None:
-        for tap in self._taps.values():
-            tap.close()
+        self.keep([])
 
 
-def _source(member: Streamed) -> Source:
+def _source(member: Arrays) -> Source:
+    assert isinstance(member, Streamed)
     assert member.source is not None
     return member.source
