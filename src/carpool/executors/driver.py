@@ -126,9 +126,9 @@ class Driver:
 
         `measure` gives a fused group up where it is slower than its members one after another.
         """
-        yield from self._check_first_steps()
         if measure:
-            self._try()
+            self._try()  # before the check, which costs more
+        yield from self._check_first_steps()
         while self._running():
             chunk = cut(self._supplies(self._running()), self._cursors(), self._most_steps())
             if chunk is None:

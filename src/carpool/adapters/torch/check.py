@@ -291,7 +291,7 @@ def _described(span: Span, slots: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-_STRAYS = 1e-5  # of a tensor's elements: a ReLU at zero, or a gradient that is, may fall to either side in single precision
+_STRAYS = 1e-4  # of a tensor's elements: a ReLU at zero, or a gradient that is, may fall to either side in single precision
 
 
 def _relative(a: Tensor, b: Tensor, counts: Tensor) -> float:

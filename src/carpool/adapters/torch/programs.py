@@ -13,6 +13,8 @@ from carpool.planning.widths import worth_compiling
 
 Tensors = dict[str, Tensor]
 
+_FEWEST = 32  # launches: for fewer it is not worth timing one to know whether compiling pays
+
 
 class Programs:
     """One program for each kind of step and batch size, for one width. `key` is what all of them have baked in."""
@@ -49,6 +51,8 @@ class Programs:
             return bool(self._compile)
         if program.compiled:
             return True
+        if launches() < _FEWEST:
+            return False
         try:
             launch_s = program.launch_s()
         except Exception:  # a batch that raises here raises again when it counts, and is blamed on its row
