@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
@@ -456,3 +457,40 @@ def test_phases_take_streams_of_any_shape():
     held = carpool.Job(net, X, name="g", phases=[phase], batch_size=4, shuffle=False)
     streamed = carpool.Job(net, DataLoader(X, 4), name="g", phases=[phase])  # type: ignore[arg-type]
     assert_same(train(held)[0], train(streamed)[0])
+
+
+def test_what_comes_between_two_rows_is_for_neither_of_them(monkeypatch: pytest.MonkeyPatch):
+    from carpool.adapters.torch.window import Window
+    from carpool.data import Tap
+
+    asked: list[Tap] = []
+    answers = Tap.ready
+    monkeypatch.setattr(Tap, "ready", lambda tap: asked.append(tap) or answers(tap))
+    found: list[int] = []
+    supply = Window.supply
+
+    def watched(window: Window, members: Any) -> Any:
+        before = len(asked)
+        made = supply(window, members)
+        found.append(len(asked) - before)
+        return made
+
+    monkeypatch.setattr(Window, "supply", watched)
+    source = Batches()
+    results = train(*(job(source, f"s{seed}", seed=seed) for seed in range(5)), strategy="fused")
+    assert set(found) == {1}
+    assert {result.steps for result in results} == {18}
+
+
+def test_workers_that_stay_read_in_one_order_whether_or_not_they_were_used_before():
+    def loader() -> DataLoader[Any]:
+        data = TensorDataset(X, Y)
+        return DataLoader(data, batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)
+
+    one = loader()
+    first, again = train(job(one, "a"))[0], train(job(one, "a"))[0]
+    fresh = train(job(loader(), "a"))[0]
+    assert_same(first, again)
+    assert_same(first, fresh)
+    del one  # workers that stay are the loader's own: they go with it
+    gc.collect()

@@ -30,9 +30,8 @@ from carpool.kernels.updates import UPDATES
 from carpool.planning.cursor import Course
 from carpool.planning.spec import ModelSpec, Signature
 
-CAPTURED_STEPS = (
-    2000  # an eager step of a small model takes about 1 ms on an H200, a captured one a tenth of it
-)
+# A guess: warm, opening took 0.2 s a group on an H200, and an eager step 1 to 2 ms; cold was not timed.
+CAPTURED_STEPS = 500
 
 
 class TorchAdapter(Adapter):
