@@ -161,6 +161,10 @@ class Session(Servable):
     @abstractmethod
     def state(self, rows: Sequence[int]) -> tuple[JobState, ...]: ...
 
+    def leave(self, rows: Sequence[int]) -> tuple[JobState, ...]:
+        """The last states of rows that go. They may be the live objects themselves: nothing steps them any more."""
+        return self.state(rows)
+
     @abstractmethod
     def load(self, row: int, state: JobState) -> None: ...
 

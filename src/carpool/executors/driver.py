@@ -334,7 +334,7 @@ class Driver:
     def _end(self, rows: Sequence[int], outcome: Outcome) -> None:
         if not rows:
             return
-        for row, state in zip(rows, self._left(rows), strict=True):
+        for row, state in zip(rows, self._session.leave(rows), strict=True):
             member = self._members.pop(row)
             self._finish(member, outcome, replace(state, cursor=member.cursor))
 
@@ -342,17 +342,9 @@ class Driver:
         for row, error in errors.items():
             if row not in self._members:
                 continue  # it diverged in the chunk in which it raised, and has ended
-            state = self._left([row])[0]
+            state = self._session.leave([row])[0]
             member = self._members.pop(row)
             self._finish(member, Outcome.FAILED, replace(state, cursor=member.cursor), error)
-
-    def _left(self, rows: Sequence[int]) -> tuple[JobState, ...]:
-        """The last states of rows that end; a fused session's rows are free from then on."""
-        return (
-            self._session.leave(rows)
-            if isinstance(self._session, FusedSession)
-            else self._session.state(rows)
-        )
 
     # What only fused groups need
 
@@ -370,7 +362,7 @@ class Driver:
             unchecked = [row for row in unchecked if row in self._members]
 
     def _try(self) -> None:
-        if not isinstance(self._session, FusedSession) or len(self._members) < 2:
+        if not isinstance(self._session, FusedSession):
             return
         chunk = cut(self._supplies(self._running()), self._cursors(), max_steps=1)
         trial = self._session.trial(chunk) if chunk is not None else None

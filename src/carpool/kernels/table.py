@@ -17,7 +17,7 @@ from torch import _VF
 from torch._C import _functorch as functorch  # type: ignore[attr-defined]
 from torch.nn.modules import transformer
 
-from carpool.kernels import attention, checkpoint, linear, normalise, recurrent
+from carpool.kernels import attention, checkpoint, convolve, linear, normalise, recurrent
 from carpool.kernels.open import opened
 from carpool.kernels.patch import patched
 from carpool.kernels.random import Keyed
@@ -45,6 +45,12 @@ STACKED: Operators = {
     F.normalize: normalise.normalize,
     _VF._weight_norm: normalise.weight_norm,
     torch.linalg.householder_product: normalise.householder_product,
+    F.conv1d: convolve.convolution(1),
+    F.conv2d: convolve.convolution(2),
+    F.conv3d: convolve.convolution(3),
+    F.conv_transpose1d: convolve.transposed(1),
+    F.conv_transpose2d: convolve.transposed(2),
+    F.conv_transpose3d: convolve.transposed(3),
     F.bilinear: linear.bilinear,
     F.embedding_bag: linear.embedding_bag,
 }
@@ -67,9 +73,13 @@ def lent(seed: Any, step: Any, phase: int = 0) -> Iterator[Keyed]:
 
 
 @contextmanager
-def stacked(seed: Any, step: Any, phase: int = 0) -> Iterator[Keyed]:
+def stacked(seed: Any, step: Any, phase: int = 0, narrow: bool = False) -> Iterator[Keyed]:
     """A member's step inside a stack, or a phase of it. `seed` and `step` are the member's own, batched by vmap."""
-    with Keyed(seed, step, operators=STACKED, phase=phase) as key, checkpoint.inlined():
+    with (
+        Keyed(seed, step, operators=STACKED, phase=phase) as key,
+        checkpoint.inlined(),
+        convolve.narrow(narrow),
+    ):
         for module, names in _UNSEEN:
             with patched(module, **names):
                 yield key

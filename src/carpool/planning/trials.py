@@ -31,6 +31,8 @@ class Trial:
 
     def __str__(self) -> str:
         kind = "compiled" if self.compiled else "uncompiled"
+        if self.members == 1:
+            return f"a captured step takes {_shown(self.together_s)} ({kind}), an eager one {_shown(self.alone_s)}"
         return (
             f"a step of {self.members} together takes {_shown(self.together_s)} ({kind}), "
             f"one after another {_shown(self.members * self.alone_s)}"

@@ -247,7 +247,10 @@ def _assert_slots(
     for name, slots in expected.items():
         assert set(got[name]) == set(slots), name
         for slot, value in slots.items():
-            np.testing.assert_allclose(got[name][slot], value, rtol=1e-7, atol=1e-9, err_msg=f"{name}.{slot}")
+            allowed = max(1e-9, 1e-7 * float(np.abs(value).max(initial=0.0)))
+            np.testing.assert_allclose(
+                got[name][slot], value, rtol=1e-7, atol=allowed, err_msg=f"{name}.{slot}"
+            )
 
 
 def assert_identical(got: Reference, expected: Reference) -> None:

@@ -30,7 +30,7 @@ def absorb_into(built: Built, state: JobState) -> None:
     for phase in built.phases:
         for parameter in (p for group in phase.optimizer.param_groups for p in group["params"]):
             slots = state.optimizer.get(phase.key(names[id(parameter)]))
-            if slots is not None:
+            if slots is not None and slots is not phase.optimizer.state.get(parameter):
                 phase.optimizer.state[parameter] = {
                     slot: _owned(slot, value, parameter, phase.optimizer) for slot, value in slots.items()
                 }

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from carpool.adapters.torch.build import Built
-from carpool.adapters.torch.store import Store, shuffled
+from carpool.adapters.torch.shuffle import Shuffler
+from carpool.adapters.torch.store import Store
 from carpool.adapters.torch.streams import Streamed, supply_of
 from carpool.planning.cursor import Cursor, Supply
 
@@ -44,6 +45,7 @@ class Held(Batches):
         self._seed, self._shuffle, self._size = built.seed, built.job.shuffle, built.job.batch_size
         self._device = device
         self._order: tuple[int, torch.Tensor] | None = None
+        self._shuffler: Shuffler | None = None
 
     def batch(self, cursor: Cursor, ahead: int, size: int) -> Any:
         start = (cursor.batch + ahead) * self._size
@@ -52,16 +54,20 @@ class Held(Batches):
 
     def _positions(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
-            data = self._data
-            places = data.index if data.index is not None else torch.arange(data.length)
-            places = places.to(self._device)
-            if self._shuffle:
-                places = shuffled(places[None], [(self._seed, epoch)])[0]
-            self._order = (epoch, places)
+            self._order = (epoch, self._places().epoch(epoch)[0] if self._shuffle else self._unshuffled())
         return self._order[1]
 
+    def _places(self) -> Shuffler:
+        if self._shuffler is None:
+            self._shuffler = Shuffler(self._unshuffled()[None], [self._seed])
+        return self._shuffler
+
+    def _unshuffled(self) -> torch.Tensor:
+        data = self._data
+        return (data.index if data.index is not None else torch.arange(data.length)).to(self._device)
+
     def close(self) -> None:
-        self._tensors, self._order = [], None
+        self._tensors, self._order, self._shuffler = [], None, None
 
 
 class Flowing(Batches):

@@ -28,6 +28,7 @@ from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.template import template
 from carpool.adapters.torch.window import Window
 from carpool.job import Job
+from carpool.kernels.convolve import MOST_UNROLLED
 from carpool.kernels.updates import UNFUSED, UPDATES
 from carpool.planning.cursor import Course
 from carpool.planning.spec import Signature
@@ -130,6 +131,7 @@ def make_recipe(members: Sequence[Known]) -> Recipe:
         precision=known.built.job.precision,
         shared=shared_leaves(members),
         alike=reads_alike(members),
+        narrow=len(members) <= MOST_UNROLLED,
     )
 
 

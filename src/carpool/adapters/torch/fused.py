@@ -321,8 +321,6 @@ class StackedSession(FusedSession):
         )
 
     def trial(self, chunk: Chunk) -> Trial | None:
-        if self._device.startswith("cuda"):
-            return None  # alone a job is captured too there: an eager step says nothing about that
         key = pace_key(self._first, self.width, self._device)
         found = recall.remembered(key)
         if found is None:

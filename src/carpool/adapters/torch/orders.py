@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from carpool.adapters.torch.store import shuffled
+from carpool.adapters.torch.shuffle import Shuffler
 from carpool.adapters.torch.transfer import sent
 from carpool.planning.cursor import Chunk
 
@@ -23,25 +23,40 @@ class Orders:
         self._lengths = [0] * width
         self._shuffles = [True] * width
         self._epochs = [-1] * width
+        self._shufflers: dict[tuple[int, ...], Shuffler] = {}
 
     def set(self, row: int, places: Tensor, shuffle: bool, seed: int) -> None:
         """A row reads these positions from its next epoch on, shuffled by its seed."""
         self._places[row, : len(places)] = places.to(self._places.device)
         self._seeds[row] = seed
         self._lengths[row], self._shuffles[row], self._epochs[row] = len(places), shuffle, -1
+        self._forget([row])
 
     def lay(self, chunk: Chunk) -> None:
         """Lays out the order of the epoch for the rows of the chunk that start one."""
-        kinds: dict[tuple[int, bool], list[tuple[int, int]]] = {}
+        kinds: dict[tuple[int, bool, int], list[int]] = {}
         for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
             if self._epochs[row] != cursor.epoch:
-                kinds.setdefault((self._lengths[row], self._shuffles[row]), []).append((row, cursor.epoch))
+                kinds.setdefault((self._lengths[row], self._shuffles[row], cursor.epoch), []).append(row)
                 self._epochs[row] = cursor.epoch
-        for (length, shuffle), pairs in kinds.items():
-            rows = sent([row for row, _ in pairs], self._order.device)
-            places = self._places[rows, :length]
-            keys = [(self._seeds[row], epoch) for row, epoch in pairs]
-            self._order[rows, :length] = shuffled(places, keys) if shuffle else places
+        for (length, shuffle, epoch), rows in kinds.items():
+            index = sent(rows, self._order.device)
+            if shuffle:
+                self._order[index, :length] = self._shuffler(tuple(rows), length).epoch(epoch)
+            else:
+                self._order[index, :length] = self._places[index, :length]
+
+    def _shuffler(self, rows: tuple[int, ...], length: int) -> Shuffler:
+        """Of these rows together: as long as the same ones start their epochs at once, it has made some ahead."""
+        if rows not in self._shufflers:
+            self._forget(rows)
+            places = self._places[sent(rows, self._order.device), :length]
+            self._shufflers[rows] = Shuffler(places, [self._seeds[row] for row in rows])
+        return self._shufflers[rows]
+
+    def _forget(self, rows: Sequence[int]) -> None:
+        gone = set(rows)
+        self._shufflers = {held: one for held, one in self._shufflers.items() if gone.isdisjoint(held)}
 
     def moved(self, rows: Sequence[int], order: Tensor) -> Orders:
         """The same rows in other places of a stack of another width, whose tensor is given."""

@@ -28,15 +28,18 @@ _LONG_S = 0.2
 def alone_s(recipe: Recipe, case: Case, random: bool) -> float:
     """Seconds of a member's step as a job alone would take it: the shortest of a few, on a copy of its model."""
     built = case.built
-    model = copy.deepcopy(built.model)
+    device = case.tensors["weights"].device
+    model = copy.deepcopy(built.model).to(device)
     leaves = dict(model.named_parameters())
     optimizers = [
         twin_optimizer(recipe, case, number, {name: leaves[name] for name in recipe.layout.names_of(number)})
         for number in range(len(built.phases))
     ]
+    quick = optimizers if device.type == "cpu" else []
     batch = built.data.batch(list(case.data))
 
     def step_s() -> float:
+        _finish(device)
         started = time.perf_counter()
         for number, (phase, optimizer) in enumerate(zip(built.phases, optimizers, strict=True)):
             with alone(built.seed, case.step, number) if random else nullcontext():
@@ -44,10 +47,17 @@ def alone_s(recipe: Recipe, case: Case, random: bool) -> float:
             values[phase.loss].backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        _finish(device)
         return time.perf_counter() - started
 
-    with torch.enable_grad(), untouched(recipe.precision, "cpu"), quickened(optimizers):
+    with torch.enable_grad(), untouched(recipe.precision, device.type), quickened(quick):
         return shortest(step_s)
+
+
+def _finish(device: torch.device) -> None:
+    """Waits for the device, where there is something to wait for."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def shortest(measure: Callable[[], float]) -> float:
@@ -60,6 +70,12 @@ def shortest(measure: Callable[[], float]) -> float:
     return found
 
 
+def _machine(device: str) -> tuple[object, ...]:
+    if device.startswith("cuda"):
+        return (torch.cuda.get_device_name(device),)
+    return (torch.get_num_threads(), platform.machine(), platform.processor())
+
+
 def pace_key(known: Known, width: int, device: str) -> str:
     """What decides how fast a stack of this structure steps: shapes, layers, optimizer, width, and the machine."""
     built = known.built
@@ -69,6 +85,6 @@ def pace_key(known: Known, width: int, device: str) -> str:
         [type(phase.optimizer).__qualname__ for phase in built.phases],
         [(tuple(t.shape[1:]), str(t.dtype)) for t in built.data.tensors],
         (known.course.batch_size, width, built.job.precision, device),
-        (torch.__version__, torch.get_num_threads(), platform.machine(), platform.processor()),
+        (torch.__version__, _machine(device)),
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()

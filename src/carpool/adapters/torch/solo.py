@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,12 +24,14 @@ from carpool.adapters.torch.absorb import (
 from carpool.adapters.torch.batches import batches_of
 from carpool.adapters.torch.build import Arrays, Built, ManualStep, reseed, seeded
 from carpool.adapters.torch.cadence import due_at
-from carpool.adapters.torch.clock import Stream
+from carpool.adapters.torch.clock import Receipt, Stream
 from carpool.adapters.torch.phases import combined
 from carpool.adapters.torch.precision import untouched
 from carpool.adapters.torch.quick import can_quicken, quickened
+from carpool.adapters.torch.stack import initial_states
 from carpool.adapters.torch.stacked import evaluation_step
 from carpool.adapters.torch.store import Store
+from carpool.adapters.torch.transfer import landed
 from carpool.kernels.table import alone
 from carpool.planning.cursor import Chunk, Course, Cursor, Supply
 
@@ -49,7 +52,8 @@ class SoloSession(Session):
     ) -> None:
         self._built, self._course, self._device = built, course, device
         self._kind = torch.device(device).type
-        self._homes = _homes(built.model)
+        self._waits = self._kind == "cpu"  # elsewhere what a step shows is added up on the device
+        self._away = store.away
         self._home = vars(built.model).get("_device")  # where a LightningModule says that it is
         held = built.validation.tensors if built.validation else ()
         self._validation = [store.on(device, tensor) for tensor in held]
@@ -63,7 +67,8 @@ class SoloSession(Session):
         quick = quick and can_quicken(built.model)
         self._quick = [phase.optimizer for phase in built.phases] if quick else []
         self._buffered = any(True for _ in built.model.buffers())
-        _move(built, device)
+        self._away.send(built.model, device)
+        _follow(built)
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats(device)
         self._stream = Stream(device, built.job.priority)
@@ -86,9 +91,9 @@ class SoloSession(Session):
 
     def advance(self, chunk: Chunk) -> Ticket:
         """Runs the chunk's steps, or as many as fit the slice."""
-        totals: dict[str, float] = {}
+        totals: dict[str, Any] = {}
         if self._diverged:
-            return Ticket(chunk, (totals, 0, True))
+            return _ticket(chunk, totals, 0, True)
         done, error = 0, None
         with (
             seeded(self._built.job.seed),
@@ -104,17 +109,17 @@ class SoloSession(Session):
                     break
                 if values is None:
                     self._diverged = True
-                    return Ticket(chunk, (totals, done, True))
+                    return _ticket(chunk, totals, done, True)
                 for name, value in values.items():
                     totals[name] = totals.get(name, 0.0) + value * chunk.size
                 done += 1
         self._batches.take(done)
-        ticket = Ticket(chunk.shortened(done), (totals, done, False))
+        ticket = _ticket(chunk.shortened(done), totals, done, False)
         if error is not None:
             raise StepFailure(ticket, {0: error}) from error
         return ticket
 
-    def _step(self, chunk: Chunk, ahead: int) -> dict[str, float] | None:
+    def _step(self, chunk: Chunk, ahead: int) -> dict[str, Any] | None:
         """One step's values; None when the loss is not finite, and then nothing has changed."""
         built, cursor = self._built, chunk.cursors[0]
         step, batch = cursor.step + ahead, cursor.batch + ahead
@@ -136,9 +141,7 @@ class SoloSession(Session):
                     phase.timer.step_update()
         return values
 
-    def _take_phases(
-        self, inputs: Any, batch: int, step: int, due: Sequence[bool]
-    ) -> dict[str, float] | None:
+    def _take_phases(self, inputs: Any, batch: int, step: int, due: Sequence[bool]) -> dict[str, Any] | None:
         """The updates of a step with phases; one that sits out shows what it showed last."""
         phases = self._built.phases
         for number, phase in enumerate(phases):
@@ -149,7 +152,7 @@ class SoloSession(Session):
                 self._shown[number] = values
         return combined(self._built.job, [phase.loss for phase in phases], list(self._shown.values()))
 
-    def _take_manually(self, take: ManualStep, inputs: Any, batch: int, step: int) -> dict[str, float] | None:
+    def _take_manually(self, take: ManualStep, inputs: Any, batch: int, step: int) -> dict[str, Any] | None:
         """A step that updates by itself; None when its loss is not finite, and then what it did stands."""
         with torch.enable_grad(), alone(self._built.seed, step):
             values = take(self._built.model, inputs, batch, self._built.phases)
@@ -160,7 +163,7 @@ class SoloSession(Session):
 
     def _take_phase(
         self, number: int, inputs: Any, batch: int, step: int, due: bool
-    ) -> dict[str, float] | None:
+    ) -> dict[str, Any] | None:
         """One update of a step; None when its loss is not finite, and then it has changed nothing."""
         built, phase = self._built, self._built.phases[number]
         buffers = {name: b.clone() for name, b in built.model.named_buffers()} if self._buffered else {}
@@ -169,23 +172,31 @@ class SoloSession(Session):
         with torch.enable_grad(), alone(built.seed, step, number) if self._random else nullcontext():
             values = phase.step(built.model, inputs, batch)
         loss = values[phase.loss]
-        if not math.isfinite(loss.item()):
-            _restore(built.model, buffers)
-            return None
+        known = Receipt(loss.detach())
         if built.job.accumulate > 1:
             loss = loss / built.job.accumulate
         loss.backward(inputs=phase.trained if phase.name else None)
+        if not math.isfinite(
+            known.read()
+        ):  # asked only now: meanwhile the device had the backward pass to do
+            _restore(built.model, buffers)
+            return None
         if due:
             if built.job.clip_norm is not None:
                 clip_grad_norm_(
                     phase.trained if phase.name else built.model.parameters(), built.job.clip_norm
                 )
             phase.optimizer.step()
-        return {name: value.item() for name, value in values.items()}
+        if self._waits:
+            return {name: value.item() for name, value in values.items()}
+        return {name: value.detach().to(self._device, torch.float64) for name, value in values.items()}
+
+    def done(self, ticket: Ticket) -> bool:
+        return bool(ticket.payload[1].done())
 
     def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
-        totals, steps, diverged = ticket.payload
-        sums = {name: float(value) for name, value in totals.items()}
+        names, receipt, steps, diverged = ticket.payload
+        sums = dict(zip(names, receipt.read().tolist(), strict=True))
         return (MetricRow(0, steps, steps * ticket.chunk.size, sums, diverged),)
 
     def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
@@ -217,10 +228,13 @@ class SoloSession(Session):
         if rows:
             _restore(self._built.model, self._best)
 
+    def leave(self, rows: Sequence[int]) -> tuple[JobState, ...]:
+        return tuple(replace(initial_states(self._built), cursor=Cursor(step=self._steps)) for _ in rows)
+
     def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
         built = self._built
         slots = {key: _copied(own) for key, own in slots_by_key(built).items()}
-        model = {name: tensor.detach().to("cpu", copy=True) for name, tensor in _leaves(built.model).items()}
+        model = {name: landed(tensor) for name, tensor in _leaves(built.model).items()}
         cursor = Cursor(step=self._steps)
         return (JobState(cursor, model, slots, group_options(built), scheduler_state(built)),)
 
@@ -240,8 +254,7 @@ class SoloSession(Session):
         self._stream.close()
         for phase in self._built.phases:
             phase.optimizer.zero_grad(set_to_none=True)
-        for name, tensor in _leaves(self._built.model).items():
-            tensor.data = tensor.data.to(self._homes[name])
+        self._away.bring(self._built.model)
         if self._home is not None:
             vars(self._built.model)["_device"] = self._home
         _follow(self._built)
@@ -263,17 +276,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+def _ticket(chunk: Chunk, totals: Mapping[str, Any], steps: int, diverged: bool) -> Ticket:
+    """What a chunk added up, numbers or tensors on the device, is on its way to the host."""
+    shown = [torch.as_tensor(total, dtype=torch.float64) for total in totals.values()]
+    return Ticket(
+        chunk, (tuple(totals), Receipt(torch.stack(shown) if shown else torch.empty(0)), steps, diverged)
+    )
+
+
 def _leaves(model: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _homes(model: nn.Module) -> dict[str, torch.device]:
-    return {name: tensor.device for name, tensor in _leaves(model).items()}
-
-
-def _move(built: Built, device: str) -> None:
-    built.model.to(device)
-    _follow(built)
 
 
 def _follow(built: Built) -> None:
@@ -282,10 +294,12 @@ def _follow(built: Built) -> None:
         held = {p: s for p, s in phase.optimizer.state.items() if isinstance(p, torch.Tensor)}
         for parameter, slots in held.items():
             for name, slot in slots.items():
-                if isinstance(slot, torch.Tensor) and (
-                    not is_number(phase.optimizer, name) or slot.device.type != "cpu"
-                ):
-                    slots[name] = slot.to(parameter.device)
+                if not isinstance(slot, torch.Tensor) or slot.device == parameter.device:
+                    continue
+                if not is_number(phase.optimizer, name) or slot.device.type != "cpu":
+                    slots[name] = (
+                        landed(slot) if parameter.device.type == "cpu" else slot.to(parameter.device)
+                    )
 
 
 def _restore(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -296,10 +310,7 @@ def _restore(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _copied(slots: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: slot.detach().to("cpu", copy=True) if isinstance(slot, torch.Tensor) else slot
-        for name, slot in slots.items()
-    }
+    return {name: landed(slot) if isinstance(slot, torch.Tensor) else slot for name, slot in slots.items()}
 
 
 def _batches(arrays: Arrays, tensors: Sequence[torch.Tensor], size: int) -> Iterator[tuple[int, Any]]:

@@ -12,7 +12,7 @@ from carpool.adapters.base import JobState
 from carpool.adapters.torch.absorb import group_options, scheduler_state, slots_by_key
 from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.layout import Layout
-from carpool.adapters.torch.transfer import sent
+from carpool.adapters.torch.transfer import landed, sent
 from carpool.kernels.updates import number_dtype
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Cursor
 
@@ -225,7 +225,7 @@ def read_rows(
 ) -> tuple[JobState, ...]:
     """The states of these rows, on the host."""
     index = torch.tensor(list(rows), device=tensors["weights"].device)
-    out = {name: tensor.index_select(0, index).cpu() for name, tensor in tensors.items() if is_state(name)}
+    out = {name: landed(tensor.index_select(0, index)) for name, tensor in tensors.items() if is_state(name)}
     return tuple(_read(layout, out, i, built) for i, built in enumerate(members))
 
 

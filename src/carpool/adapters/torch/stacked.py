@@ -52,11 +52,13 @@ class Recipe:
     """Leaves that are one tensor for all members."""
     alike: bool = False
     """Whether all members read the same batches."""
+    narrow: bool = False
+    """Whether so few members were opened together that convolutions run one by one."""
 
     @property
     def sharing(self) -> Hashable:
         """What a step has baked in of what its members have in common."""
-        return (tuple(sorted(self.shared)), self.alike)
+        return (tuple(sorted(self.shared)), self.alike, self.narrow)
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -109,7 +111,7 @@ def _take_phase(
         step: Tensor,
         place: Tensor,
     ) -> Any:
-        with stacked(seed, step, number), WideNorms():
+        with stacked(seed, step, number, recipe.narrow), WideNorms():
             leaves = {**learning, **fixed, **buffers, **shared}
             values, after = call(module, leaves, recipe.batch(batch), place)
         shown = torch.stack([values[name].detach().to(torch.float64) for name in phase.values])
@@ -154,7 +156,7 @@ def evaluate_step(recipe: Recipe, size: int, full: int, shared: bool) -> Callabl
     def member(
         once: Tensors, leaves: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor, number: Tensor
     ) -> Tensor:
-        with stacked(seed, step), WideNorms():
+        with stacked(seed, step, narrow=recipe.narrow), WideNorms():
             values, _ = call(module, {**leaves, **once}, recipe.validation_batch(batch), number)
         return torch.stack([values[name].to(torch.float64) for name in recipe.evaluated])
 

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
+from carpool.adapters.torch.away import Away
 from carpool.adapters.torch.build import Arrays
 from carpool.adapters.torch.transfer import sent
 from carpool.random import order_keys
@@ -19,9 +20,10 @@ def key_of(tensor: torch.Tensor) -> Hashable:
 
 
 class Store:
-    """The arrays of a run on one device; asking twice for one array gives the one copy."""
+    """What a run has on its device: the models that train alone, and the arrays; asking twice for one array gives the one copy."""
 
     def __init__(self) -> None:
+        self.away = Away()
         self._held: dict[Hashable, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __len__(self) -> int:

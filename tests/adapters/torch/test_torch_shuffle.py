@@ -1,0 +1,48 @@
+import numpy as np
+import pytest
+import torch
+
+import carpool
+from carpool.adapters.torch import shuffle
+from carpool.adapters.torch.orders import Orders
+from carpool.adapters.torch.shuffle import Shuffler
+from carpool.planning.cursor import Chunk, Cursor
+
+
+def expected(positions, seed, epoch):
+    return positions[carpool.batch_order(seed, epoch, len(positions))].tolist()
+
+
+def test_every_epoch_is_in_the_public_order_however_many_are_made_at_once():
+    places = torch.stack([torch.arange(10, 17), torch.arange(20, 27)]).to(torch.int32)
+    shuffler = Shuffler(places, [3, 4])
+    for epoch in (0, 1, 2, 3, 4, 5, 9, 10, 2):
+        for row, seed in enumerate((3, 4)):
+            assert shuffler.epoch(epoch)[row].tolist() == expected(places[row].numpy(), seed, epoch)
+
+
+@pytest.mark.parametrize(("most", "sorts"), [(4, 4), (1 << 18, 3)])
+def test_epochs_ahead_are_made_in_few_launches_and_within_bounds(monkeypatch, most, sorts):
+    made = []
+    real = shuffle.shuffled
+    monkeypatch.setattr(shuffle, "shuffled", lambda p, keys: made.append(len(keys)) or real(p, keys))
+    monkeypatch.setattr(shuffle, "_AHEAD_ELEMENTS", most)
+    shuffler = Shuffler(torch.arange(2)[None], [0])
+    for epoch in range(7):
+        shuffler.epoch(epoch)
+    assert len(made) == sorts
+    assert max(made) * 2 <= max(2, most)
+
+
+def test_rows_that_change_are_shuffled_anew():
+    order = torch.zeros(2, 5, dtype=torch.int32)
+    orders = Orders(order)
+    orders.set(0, torch.arange(5), True, 1)
+    orders.set(1, torch.arange(5), True, 2)
+    epochs = [Chunk((0, 1), (Cursor(epoch=e), Cursor(epoch=e)), 1, 5, ()) for e in range(3)]
+    orders.lay(epochs[0])
+    orders.lay(epochs[1])
+    orders.set(1, torch.arange(5), True, 9)
+    orders.lay(epochs[2])
+    assert order[0].tolist() == expected(np.arange(5), 1, 2)
+    assert order[1].tolist() == expected(np.arange(5), 9, 2)
