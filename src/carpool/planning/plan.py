@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from carpool.memory.estimate import Estimate, estimate
+from carpool.memory.size import shown
 from carpool.planning.choose import choose
 from carpool.planning.cursor import Launches, launches
 from carpool.planning.group import Refusal, Tried, candidates
@@ -51,7 +52,7 @@ class Plan:
         """The plan in words: one paragraph a group."""
         jobs = sum(len(group.specs) for group in self.groups) + len(self.rejected)
         lines = [f"{_count(jobs, 'job')} in {_count(len(self.groups), 'group')} on {self.device}"]
-        lines[0] += f"; {_bytes(self.data_bytes)} of data, held once; {_bytes(self.free_bytes)} free"
+        lines[0] += f"; {shown(self.data_bytes)} of data, held once; {shown(self.free_bytes)} free"
         for number, group in enumerate(self.groups):
             lines += _paragraph(number, group)
         lines += [
@@ -104,7 +105,7 @@ def _paragraph(number: int, group: Group) -> list[str]:
     return [
         f"group {number}: {group.strategy}, {_count(len(group.specs), 'job')}: {_names(group.names)}",
         f"  because {group.reason}",
-        f"  {_bytes(group.memory.total_bytes)} expected ({_bytes(group.memory.member_bytes)} a member); launches: {counts}"
+        f"  {shown(group.memory.total_bytes)} expected ({shown(group.memory.member_bytes)} a member); launches: {counts}"
         f"; {useful:.0f} % of launched member-steps are useful",
     ]
 
@@ -115,11 +116,3 @@ def _names(names: Sequence[str]) -> str:
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
-def _bytes(number: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}"
-        number /= 1024
-    return f"{number:.1f} GiB"

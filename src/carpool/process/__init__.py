@@ -1,0 +1,1 @@
+"""Processes of our own: started, watched, stopped, and never left behind."""

@@ -1,0 +1,131 @@
+"""Commands as children, with the failures that leave orphans behind elsewhere."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from carpool.process.child import Child
+
+PYTHON = sys.executable
+
+
+def gone(pid, within_s=5.0):
+    """Whether a process is gone, or a zombie that somebody else has to bury, within the time."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def script(text):
+    return [PYTHON, "-c", textwrap.dedent(text)]
+
+
+def read_pid(path, within_s=20.0):
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if path.exists() and (text := path.read_text()).endswith("\n"):
+            return int(text)
+        time.sleep(0.01)
+    raise AssertionError(f"nothing in {path}")
+
+
+SLEEPER = "import time; time.sleep(600)"
+
+
+def test_output_code_environment_and_folder(tmp_path):
+    command = script("import os, sys; print(os.environ['COLOUR'], os.getcwd()); sys.exit(7)")
+    with Child(command, env={**os.environ, "COLOUR": "red"}, cwd=tmp_path, stdout=subprocess.PIPE) as child:
+        assert child.wait(60) == 7
+        assert child.stdout is not None
+        assert child.stdout.read().decode().split() == ["red", str(tmp_path)]
+
+
+def test_a_command_that_does_not_exist_says_so():
+    with Child(["/no/such/command"]) as child:
+        assert child.wait(30) == 127
+        assert "FileNotFoundError" in str(child.error)
+
+
+def test_a_signal_is_a_negative_code():
+    with Child(script("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")) as child:
+        assert child.wait(60) == -signal.SIGSEGV
+
+
+def test_waiting_ends_with_the_timeout():
+    with Child([PYTHON, "-c", SLEEPER]) as child:
+        assert child.wait(0.01) is None
+        assert child.poll() is None
+        pid = child.pid
+    assert gone(pid)
+
+
+def test_one_that_ignores_terminate_is_killed(tmp_path):
+    mark = tmp_path / "ready"
+    command = script(f"""
+        import signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open({str(mark)!r}, "w").write("1\\n")
+        time.sleep(600)
+    """)
+    with Child(command) as child:
+        read_pid(mark)
+        assert child.stop(grace_s=0.1) == -signal.SIGKILL
+
+
+def test_grandchildren_end_with_it_even_in_a_session_of_their_own(tmp_path):
+    mark = tmp_path / "pid"
+    command = script(f"""
+        import subprocess, sys
+        child = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}], start_new_session=True)
+        open({str(mark)!r}, "w").write(f"{{child.pid}}\\n")
+    """)
+    with Child(command) as child:
+        grandchild = read_pid(mark)
+        assert child.wait(60) == 0
+    assert gone(grandchild)
+
+
+def test_killing_us_ends_the_command_and_what_it_started(tmp_path):
+    """`kill -9` of the parent: every child gone within 5 s."""
+    marks = [tmp_path / "child", tmp_path / "grandchild"]
+    inner = textwrap.dedent(f"""
+        import os, subprocess, sys, time
+        child = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}])
+        open({str(marks[1])!r}, "w").write(f"{{child.pid}}\\n")
+        time.sleep(600)
+    """)
+    parent = subprocess.Popen(
+        script(f"""
+            import sys, time
+            from carpool.process.child import Child
+            child = Child([sys.executable, "-c", {inner!r}])
+            open({str(marks[0])!r}, "w").write(f"{{child.pid}}\\n")
+            time.sleep(600)
+        """)
+    )
+    pids = [read_pid(mark) for mark in marks]
+    parent.kill()
+    parent.wait()
+    assert all(gone(pid, within_s=5.0) for pid in pids)
+
+
+def test_host_memory_of_the_whole_tree_is_seen(tmp_path):
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("the system does not tell")
+    mark = tmp_path / "ready"
+    held = f"x = bytearray(200 << 20); open({str(mark)!r}, 'w').write('1\\n'); import time; time.sleep(600)"
+    with Child(script(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {held!r}])")) as child:
+        read_pid(mark)
+        assert (child.rss_bytes() or 0) > 200 << 20
