@@ -86,7 +86,7 @@ def shown(size_bytes: float) -> str:
 def _bytes(text: Size) -> int | None:
     """None for what is no size, and for nothing."""
     if isinstance(text, Integral) and not isinstance(text, bool):
-        return int(text) if text > 0 else None
+        return max(0, int(text)) or None
     found = _AMOUNT.fullmatch(text) if isinstance(text, str) else None
     factor = _BY_LOWER.get(found.group(2).lower()) if found else None
     if found is None or factor is None:
