@@ -6,7 +6,8 @@ CarpoolError
 │   ├── DataError           no data, empty data, lengths that do not match
 │   ├── ModelError          a model no adapter claims, or shared by two jobs
 │   ├── OptimizerError      an optimizer that does not belong to the model
-│   └── LossError           a loss that is not a scalar, or none
+│   ├── LossError           a loss that is not a scalar, or none
+│   └── BudgetError         a budget, or a memory limit, below what a job needs
 ├── FusionError         strategy="fused" for jobs that cannot be stacked
 ├── DeviceError         a device that does not exist
 ├── OptionError         an argument of train, plan, best or register with an unknown value
@@ -49,6 +50,10 @@ class OptimizerError(JobError):
 
 class LossError(JobError):
     """A loss that is missing or is not a scalar."""
+
+
+class BudgetError(JobError):
+    """A budget, or a memory limit, below what a job needs."""
 
 
 class FusionError(CarpoolError, ValueError):

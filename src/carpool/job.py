@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from carpool.errors import DataError, JobError, LossError, NameTakenError, OptionError, sentence
+from carpool.memory.size import Size, size
 from carpool.stopping import EarlyStopping
 
 PRECISIONS = ("inherit", "float32", "bf16")
@@ -81,6 +82,7 @@ class Job:
     train/eval mode they are in. `precision` is what forward pass and loss compute in: "bf16" and "float32" turn
     autocast on and off, "inherit" leaves it as it is around the call; weights and optimizer keep their type.
     `accumulate=n` updates at every n-th batch and at an epoch's last, by the sum of the gradients of loss / n.
+    `budget`, a size such as "2GiB", is the device memory that the job may take: one that needs more is refused before anything runs.
     Where jobs share a device by time, one of priority p gets 2**p times as much as one of 0.
 
     >>> job = Job(model=dict, data=([1.0], [2.0]), loss=lambda p, t: 0.0, name="a")
@@ -110,6 +112,7 @@ class Job:
     phases: Sequence[Phase] | None = None
     stop: EarlyStopping | None = None
     callbacks: Sequence[Callable[[Any], None]] = ()
+    budget: Size | None = None
     priority: int = 0
     prefetch: int = 2
 
@@ -140,6 +143,8 @@ class Job:
                     f"a precision out of {', '.join(PRECISIONS)}", repr(self.precision), "pass one of these"
                 )
             )
+        if self.budget is not None:
+            size(self.budget, f"Job {self.name!r}: budget")
         self._check_stop()
 
     def _check_phases(self) -> None:

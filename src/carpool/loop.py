@@ -9,6 +9,7 @@ from typing import Any
 
 from carpool.errors import JobError, sentence
 from carpool.job import Job
+from carpool.memory.size import Size
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,14 @@ def Loop(  # reads like Job beside it
     config: Mapping[str, Any] | None = None,
     every: int = 100,
     callbacks: Sequence[Callable[[Any], None]] = (),
+    budget: Size | None = None,
     priority: int = 0,
 ) -> Job:
     """A job that is a loop of your own: a generator function with one `yield {"loss": ...}` a step.
 
     It is interleaved with all other jobs and keeps its place at each yield; Python's, NumPy's and torch's random numbers
     are its own, from `seed` on. The means of every `every` steps are a row of its history. What it returns at its end
-    is `result.model`.
+    is `result.model`. `budget` is the device memory it will take: it is opened when so much is free.
 
     >>> def count(to):
     ...     for i in range(to):
@@ -53,5 +55,13 @@ def Loop(  # reads like Job beside it
         raise JobError(sentence("every of at least 1", repr(every), "pass every=100"))
     loop = OwnLoop(function, arguments, every)
     return Job(
-        loop, (), name=name, config=config, seed=seed, callbacks=callbacks, priority=priority, epochs=1
+        loop,
+        (),
+        name=name,
+        config=config,
+        seed=seed,
+        callbacks=callbacks,
+        budget=budget,
+        priority=priority,
+        epochs=1,
     )

@@ -17,6 +17,8 @@ from carpool.executors.interleaved import Orders, Run
 from carpool.executors.interrupt import Pause
 from carpool.job import Job, named
 from carpool.memory import device as devices
+from carpool.memory.estimate import Footprint
+from carpool.memory.size import Limit, Size, limit
 from carpool.planning.choose import check_strategy
 from carpool.planning.plan import Plan, make_plan
 from carpool.planning.spec import ModelSpec
@@ -30,6 +32,7 @@ def train(
     jobs: Iterable[Job],
     *,
     device: str = "auto",
+    memory: Size = "auto",
     strategy: str = "auto",
     verify: bool = False,
     on_error: str = "collect",
@@ -39,7 +42,8 @@ def train(
     """Trains all jobs, together where that is possible, each as if it were alone.
 
     The models and optimizers you passed hold the trained state afterwards. `verify=True` goes on comparing a sample of
-    every fused group with solo steps. `compile` says whether fused steps are compiled: "auto" when it pays.
+    every fused group with solo steps. `memory` is what all of them together may take on the device: "16GiB", "90%", or "auto" for
+    what is free; whoever does not fit beside the others waits. `compile` says whether fused steps are compiled: "auto" when it pays.
 
     >>> import torch, carpool
     >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
@@ -52,7 +56,7 @@ def train(
     """
     _check_options(on_error, compile)
     started = time.perf_counter()
-    prepared = _prepare(jobs, device, strategy, compile)
+    prepared = _prepare(jobs, device, strategy, compile, limit(memory))
     with prepared, _Reporting(reporters) as emit, Pause() as pause:
         orders = Orders(prepared.plan.device, strategy, verify, on_error)
         run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit)
@@ -68,7 +72,7 @@ def train(
     return results
 
 
-def plan(jobs: Iterable[Job], *, device: str = "auto", strategy: str = "auto") -> Plan:
+def plan(jobs: Iterable[Job], *, device: str = "auto", memory: Size = "auto", strategy: str = "auto") -> Plan:
     """What `train` would do with these jobs, and why. Runs no step.
 
     >>> import torch, carpool
@@ -77,7 +81,7 @@ def plan(jobs: Iterable[Job], *, device: str = "auto", strategy: str = "auto") -
     >>> print(carpool.plan([job], device="cpu").groups[0].reason)
     no other job has its structure
     """
-    with _prepare(jobs, device, strategy, "auto") as prepared:
+    with _prepare(jobs, device, strategy, "auto", limit(memory)) as prepared:
         return prepared.plan
 
 
@@ -105,19 +109,24 @@ class _Prepared:
         return Result(name, Outcome.INTERRUPTED, dict(self.jobs[name].config or {}))
 
 
-def _prepare(jobs: Iterable[Job], device: str, strategy: str, compile: str | bool) -> _Prepared:
+def _prepare(jobs: Iterable[Job], device: str, strategy: str, compile: str | bool, most: Limit) -> _Prepared:
     check_strategy(strategy)
     by_name = {str(job.name): job for job in named(jobs)}
     loaded: dict[str, Adapter] = {}
     try:
-        return _planned(by_name, loaded, device, strategy, compile)
+        return _planned(by_name, loaded, device, strategy, compile, most)
     except BaseException:
         _close(loaded)
         raise
 
 
 def _planned(
-    by_name: dict[str, Job], loaded: dict[str, Adapter], device: str, strategy: str, compile: str | bool
+    by_name: dict[str, Job],
+    loaded: dict[str, Adapter],
+    device: str,
+    strategy: str,
+    compile: str | bool,
+    most: Limit,
 ) -> _Prepared:
     specs: list[ModelSpec] = []
     rejected: dict[str, BaseException] = {}
@@ -143,10 +152,21 @@ def _planned(
         fuser = loaded[members[0].adapter].fuser
         return fuser.tried([by_name[spec.name] for spec in members]) if fuser and strategy == "auto" else None
 
+    def footprint(members: Sequence[ModelSpec]) -> Footprint | None:
+        fuser = loaded[members[0].adapter].fuser
+        return fuser.footprint([by_name[spec.name] for spec in members]) if fuser else None
+
     where = next(iter(loaded.values())).device(device)
-    free = devices.read(where).free_bytes
+    seen = devices.read(where)
     made = make_plan(
-        specs, refusal, device=where, free_bytes=free, strategy=strategy, tried=tried, rejected=rejected
+        specs,
+        refusal,
+        device=where,
+        free_bytes=most.of(seen.total_bytes, seen.free_bytes),
+        strategy=strategy,
+        tried=tried,
+        footprint=footprint,
+        rejected=rejected,
     )
     return _Prepared(by_name, loaded, tuple(specs), made)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from carpool.errors import FusionError
+from carpool.errors import BudgetError, FusionError
+from carpool.memory.estimate import CHECKED_BYTES, Footprint
 from carpool.planning.cursor import Course
 from carpool.planning.plan import Plan, make_plan
 from carpool.planning.spec import ModelSpec
@@ -22,8 +23,10 @@ def spec(
     state_bytes: int = 3 * KIB,
     step_bytes: int = KIB,
     data: tuple[tuple[Hashable, int], ...] = (("x", 2 * MIB),),
+    budget_bytes: int | None = None,
 ) -> ModelSpec:
-    return ModelSpec(name, "torch", (("model", structure),), Course(*course), state_bytes, step_bytes, data)
+    signature = (("model", structure),)
+    return ModelSpec(name, "torch", signature, Course(*course), state_bytes, step_bytes, data, budget_bytes)
 
 
 def planned(*specs: ModelSpec, refusal: str | None = None, free_bytes: int = 8 * GIB, **options: Any) -> Plan:
@@ -77,7 +80,7 @@ def test_distinct_arrays_all_count():
     ("size", "shown"), [(1000, "1000 B"), (2048, "2 KiB"), (5 * MIB, "5 MiB"), (3 * GIB // 2, "1.5 GiB")]
 )
 def test_bytes_are_shown_in_their_unit(size: int, shown: str):
-    assert f"; {shown} free" in planned(spec("a"), free_bytes=size).explain()
+    assert f"; {shown} free" in planned(spec("a", state_bytes=0, data=()), free_bytes=size).explain()
 
 
 def test_a_structure_that_does_not_fit_at_once_is_cut_into_even_slices():
@@ -124,3 +127,53 @@ def test_a_plan_of_rejected_jobs_only_says_so():
     assert made.groups == ()
     assert made.explain().splitlines()[0].startswith("1 job in 0 groups on cuda:0")
     assert made.explain().splitlines()[1] == "cannot run: a: KeyError: 'x'"
+
+
+def test_groups_are_measured_only_where_memory_is_scarce():
+    asked: list[int] = []
+
+    def footprint(specs: Any) -> Footprint:
+        asked.append(len(specs))
+        return Footprint(fixed_bytes=3 * MIB, member_bytes=8 * KIB, checked_bytes=KIB)
+
+    (plenty,) = planned(spec("a"), spec("b"), free_bytes=GIB, footprint=footprint).groups
+    assert not asked
+    assert not plenty.memory.measured
+    (scarce,) = planned(spec("a"), spec("b"), free_bytes=6 * MIB, footprint=footprint).groups
+    assert asked == [2]
+    assert scarce.memory.total_bytes == 3 * MIB + 2 * 8 * KIB + 2 * KIB
+    assert (
+        " measured (8 KiB a member)"
+        in planned(spec("a"), spec("b"), free_bytes=6 * MIB, footprint=footprint).explain()
+    )
+
+
+def test_what_checking_takes_is_bounded():
+    footprint = Footprint(fixed_bytes=0, member_bytes=MIB, checked_bytes=5 * MIB)
+    made = planned(
+        *(spec(str(i), state_bytes=MIB) for i in range(64)),
+        free_bytes=96 * MIB,
+        footprint=lambda _: footprint,
+    )
+    assert {group.memory.check_bytes for group in made.groups} == {CHECKED_BYTES}
+    assert max(len(group.names) for group in made.groups) * MIB + CHECKED_BYTES <= 96 * MIB
+
+
+def test_a_job_that_can_never_fit_is_refused_with_what_it_needs_and_what_there_is():
+    with pytest.raises(
+        BudgetError, match=r"Job 'b': Expected at least 4.0 GiB of memory.* 2.0 GiB available.*Remedy"
+    ):
+        planned(spec("a"), spec("b", "other", state_bytes=4 * GIB), free_bytes=2 * GIB)
+
+
+@pytest.mark.parametrize(("measured", "needed"), [(None, "2 MiB"), (Footprint(0, 7 * MIB), "9 MiB")])
+def test_a_budget_below_the_need_is_refused(measured: Footprint | None, needed: str):
+    with pytest.raises(
+        BudgetError, match=f"Job 'a': Expected a budget of at least {needed}. Received: 2 MiB"
+    ):
+        planned(spec("a", budget_bytes=2 * MIB), footprint=lambda _: measured)
+
+
+def test_a_budget_that_suffices_is_fine():
+    (group,) = planned(spec("a", budget_bytes=9 * MIB), footprint=lambda _: Footprint(0, 7 * MIB)).groups
+    assert group.memory.measured

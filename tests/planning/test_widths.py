@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.planning.cursor import Course
-from carpool.planning.spec import ModelSpec
+from carpool.memory.estimate import Estimate
 from carpool.planning.widths import bucket, repacked, slices, width_limit, worth_compiling
 
 properties = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 
 
-def spec(state_bytes: int, step_bytes: int) -> ModelSpec:
-    return ModelSpec("a", "torch", (), Course(8, 4, 1), state_bytes, step_bytes)
+def member(size_bytes: int, **parts: Any) -> Estimate:
+    return Estimate(fixed_bytes=parts.pop("fixed_bytes", 0), member_bytes=size_bytes, members=1, **parts)
 
 
 def test_the_width_leaves_headroom():
-    assert width_limit(spec(60, 40), free_bytes=1000) == 8
-    assert width_limit(spec(60, 40), free_bytes=999) == 7
+    assert width_limit(member(100), free_bytes=1000) == 8
+    assert width_limit(member(100), free_bytes=999) == 7
 
 
 def test_the_width_is_at_least_one():
-    assert width_limit(spec(60, 40), free_bytes=10) == 1
-    assert width_limit(spec(60, 40), free_bytes=0) == 1
+    assert width_limit(member(100), free_bytes=10) == 1
+    assert width_limit(member(100), free_bytes=0) == 1
+
+
+def test_data_and_what_the_check_takes_are_not_for_members():
+    assert width_limit(member(100, fixed_bytes=500), free_bytes=1500) == 8
+    assert width_limit(member(100, check_bytes=300), free_bytes=1000) == 5
+
+
+def test_a_measured_width_needs_less_headroom():
+    assert width_limit(member(100, measured=True), free_bytes=1000) == 9
 
 
 def test_a_member_without_bytes_has_some_width():
-    assert width_limit(spec(0, 0), free_bytes=100) == 80
+    assert width_limit(member(0), free_bytes=100) == 80
 
 
 @properties

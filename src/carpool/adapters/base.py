@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from carpool.errors import FusionError, ModelError, sentence
 from carpool.job import Job
+from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Chunk, Cursor, Supply
 from carpool.planning.spec import ModelSpec
 from carpool.planning.trials import Trial
@@ -225,6 +226,10 @@ class Fuser(ABC):
     @abstractmethod
     def refusal(self, jobs: Sequence[Job]) -> str | None:
         """Why these jobs of one signature can't be stacked, or None."""
+
+    def footprint(self, jobs: Sequence[Job]) -> Footprint | None:
+        """What a stack of these jobs takes on the device, measured; None where it cannot be."""
+        return None
 
     def tried(self, jobs: Sequence[Job]) -> Trial | None:
         """What such a stack was measured to gain on this device before, or None."""

@@ -26,7 +26,7 @@ from carpool.events import (
 )
 from carpool.job import Job
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Course, Cursor, Supply, cut
-from carpool.planning.widths import repacked
+from carpool.planning.widths import repacked, spread
 from carpool.result import Outcome
 from carpool.stopping import Patience
 
@@ -357,7 +357,7 @@ class Driver:
             if chunk is None:
                 yield self._has_supply
             else:
-                checked = chunk.rows if self._check(chunk, _spread(chunk.rows, FIRST_CHECKED)) else ()
+                checked = chunk.rows if self._check(chunk, spread(chunk.rows, FIRST_CHECKED)) else ()
                 unchecked = [row for row in unchecked if row not in checked]
             unchecked = [row for row in unchecked if row in self._members]
 
@@ -400,13 +400,6 @@ class Driver:
         moved = self._session.resize(target)
         self._members = {moved[row]: member for row, member in self._members.items()}
         self._emit(GroupResized(self._group, width, target))
-
-
-def _spread(rows: Sequence[int], most: int) -> Sequence[int]:
-    """At most so many rows, evenly spread from the first to the last."""
-    if len(rows) <= most:
-        return rows
-    return [rows[i * (len(rows) - 1) // (most - 1)] for i in range(most)]
 
 
 def _sample(chunk: Chunk) -> tuple[int, ...]:

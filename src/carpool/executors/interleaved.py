@@ -68,7 +68,7 @@ class Entry:
     @property
     def bytes(self) -> int:
         memory = self.group.memory
-        return memory.fixed_bytes + memory.member_bytes * len(self.names)
+        return memory.fixed_bytes + memory.member_bytes * len(self.names) + memory.check_bytes
 
 
 class Run:

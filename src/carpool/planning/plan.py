@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from carpool.memory.estimate import Estimate, estimate
+from carpool.memory.budget import check_budgets, check_fits
+from carpool.memory.estimate import Estimate, Footprint, estimate
 from carpool.memory.size import shown
 from carpool.planning.choose import choose
 from carpool.planning.cursor import Launches, launches
 from carpool.planning.group import Refusal, Tried, candidates
 from carpool.planning.spec import ModelSpec
 from carpool.planning.widths import slices, width_limit
+
+Measured = Callable[[Sequence[ModelSpec]], Footprint | None]
+
+SCARCE = 3  # memory is scarce where all jobs at once, by arithmetic, would need a third of it: then groups are measured
 
 
 @dataclass(frozen=True)
@@ -72,14 +77,20 @@ def make_plan(
     free_bytes: int,
     strategy: str = "auto",
     tried: Tried = lambda specs: None,
+    footprint: Measured = lambda specs: None,
     rejected: Mapping[str, BaseException] | None = None,
 ) -> Plan:
     """Groups the specs by structure and gives each group its strategy, width and reason."""
+    check_fits(specs, free_bytes)
+    found = candidates(specs, refusal, tried)
+    scarce = SCARCE * sum(estimate(candidate.specs).total_bytes for candidate in found) > free_bytes
     groups: list[Group] = []
-    for candidate in candidates(specs, refusal, tried):
+    for candidate in found:
         choice = choose(candidate, strategy)
-        beside_data = free_bytes - estimate(candidate.specs).fixed_bytes
-        limit = width_limit(candidate.specs[0], beside_data) if choice.strategy == "fused" else 1
+        measured = footprint(candidate.specs) if scarce or _has_budgets(candidate.specs) else None
+        whole = estimate(candidate.specs, measured)
+        check_budgets(candidate.specs, whole)
+        limit = width_limit(whole, free_bytes) if choice.strategy == "fused" else 1
         parts = slices(candidate.specs, limit)
         for part in parts:
             cut = (
@@ -87,7 +98,7 @@ def make_plan(
                 if _was_cut(choice.strategy, parts)
                 else ""
             )
-            groups.append(_group(tuple(part), choice.strategy, choice.reason + cut))
+            groups.append(_group(tuple(part), choice.strategy, choice.reason + cut, measured))
     return Plan(tuple(groups), device, free_bytes, rejected or {})
 
 
@@ -95,8 +106,14 @@ def _was_cut(strategy: str, parts: Sequence[object]) -> bool:
     return strategy == "fused" and len(parts) > 1
 
 
-def _group(specs: tuple[ModelSpec, ...], strategy: str, reason: str) -> Group:
-    return Group(specs, strategy, reason, estimate(specs), launches([spec.course for spec in specs]))
+def _has_budgets(specs: Sequence[ModelSpec]) -> bool:
+    return any(spec.budget_bytes is not None for spec in specs)
+
+
+def _group(specs: tuple[ModelSpec, ...], strategy: str, reason: str, footprint: Footprint | None) -> Group:
+    return Group(
+        specs, strategy, reason, estimate(specs, footprint), launches([spec.course for spec in specs])
+    )
 
 
 def _paragraph(number: int, group: Group) -> list[str]:
@@ -105,7 +122,8 @@ def _paragraph(number: int, group: Group) -> list[str]:
     return [
         f"group {number}: {group.strategy}, {_count(len(group.specs), 'job')}: {_names(group.names)}",
         f"  because {group.reason}",
-        f"  {shown(group.memory.total_bytes)} expected ({shown(group.memory.member_bytes)} a member); launches: {counts}"
+        f"  {shown(group.memory.total_bytes)} {'measured' if group.memory.measured else 'expected'}"
+        f" ({shown(group.memory.member_bytes)} a member); launches: {counts}"
         f"; {useful:.0f} % of launched member-steps are useful",
     ]
 

@@ -26,6 +26,12 @@ class ModelSpec:
     state_bytes: int
     step_bytes: int
     data: tuple[tuple[Hashable, int], ...] = ()
+    budget_bytes: int | None = None
+
+    @property
+    def least_bytes(self) -> int:
+        """What the job needs whatever its steps compute: its weights with their optimizer state, and its data."""
+        return self.state_bytes + sum(size for _, size in self.data)
 
 
 def difference(a: ModelSpec, b: ModelSpec) -> str | None:

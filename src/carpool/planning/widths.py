@@ -6,16 +6,21 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeVar
 
-from carpool.planning.spec import ModelSpec
+from carpool.memory.estimate import Estimate
 
 T = TypeVar("T")
 
-_HEADROOM = 0.8  # of the free memory: the estimate is arithmetic, fragmentation and workspaces are not in it
+_HEADROOM = (
+    0.8  # of the free memory, where the estimate is arithmetic: fragmentation and workspaces are not in it
+)
+_MEASURED_HEADROOM = 0.9  # where it is measured: all but the allocator's own waste is in it
 
 
-def width_limit(spec: ModelSpec, free_bytes: int) -> int:
+def width_limit(whole: Estimate, free_bytes: int) -> int:
     """The widest stack of such members that the free memory should hold, at least 1."""
-    return max(1, int(free_bytes * _HEADROOM) // max(1, spec.state_bytes + spec.step_bytes))
+    headroom = _MEASURED_HEADROOM if whole.measured else _HEADROOM
+    room = int((free_bytes - whole.fixed_bytes) * headroom) - whole.check_bytes
+    return max(1, room // max(1, whole.member_bytes))
 
 
 def slices(members: Sequence[T], limit: int) -> list[Sequence[T]]:
@@ -27,6 +32,17 @@ def slices(members: Sequence[T], limit: int) -> list[Sequence[T]]:
     count = -(-len(members) // limit)
     edges = [-(-len(members) * i // count) for i in range(count + 1)]
     return [members[a:b] for a, b in pairwise(edges)]
+
+
+def spread(rows: Sequence[T], most: int) -> Sequence[T]:
+    """At most so many of them, evenly spread from the first to the last.
+
+    >>> spread(range(10), 4), spread("ab", 4), spread("abc", 1)
+    ([0, 3, 6, 9], 'ab', ['a'])
+    """
+    if len(rows) <= most:
+        return rows
+    return [rows[i * (len(rows) - 1) // max(1, most - 1)] for i in range(most)]
 
 
 def bucket(active: int) -> int:

@@ -14,6 +14,7 @@ from carpool.adapters.loop.ambient import Ambient
 from carpool.errors import DeviceError, StepError, sentence
 from carpool.job import Job
 from carpool.loop import OwnLoop
+from carpool.memory.size import size
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Course, Cursor, Supply
 from carpool.planning.spec import ModelSpec
 
@@ -152,7 +153,12 @@ class LoopAdapter(Adapter):
     def describe(self, job: Job) -> ModelSpec:
         course = Course(length=0, batch_size=0, epochs=sys.maxsize, streamed=True)
         return ModelSpec(
-            str(job.name), self.name, (("loop", str(job.name)),), course, state_bytes=0, step_bytes=0
+            str(job.name),
+            self.name,
+            (("loop", str(job.name)),),
+            course,
+            state_bytes=0 if job.budget is None else size(job.budget),  # nothing else says what a loop needs
+            step_bytes=0,
         )
 
     def open(self, job: Job, device: str, plain: bool = False) -> LoopSession:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
 from torch.optim import Optimizer
 
 from carpool import recall
@@ -16,11 +17,12 @@ from carpool.adapters.base import Fuser, Prepared
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Built
+from carpool.adapters.torch.footprint import peak_bytes
 from carpool.adapters.torch.fused import StackedSession, make_window
 from carpool.adapters.torch.layout import make_layout
 from carpool.adapters.torch.pace import pace_key
 from carpool.adapters.torch.probe import Probe
-from carpool.adapters.torch.program import trace_only
+from carpool.adapters.torch.program import Tensors, trace_only
 from carpool.adapters.torch.sharing import reads_alike, shared_leaves
 from carpool.adapters.torch.stacked import PhaseRecipe, Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
@@ -30,6 +32,7 @@ from carpool.adapters.torch.window import Window
 from carpool.job import Job
 from carpool.kernels.convolve import MOST_UNROLLED
 from carpool.kernels.updates import UNFUSED, UPDATES
+from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Course
 from carpool.planning.spec import Signature
 from carpool.planning.trials import Trial
@@ -43,6 +46,9 @@ class Known:
     probe: Probe
     signature: Signature
     course: Course
+
+
+_WASTE = 1.05  # allocators round sizes up
 
 
 class TorchFuser(Fuser):
@@ -62,25 +68,44 @@ class TorchFuser(Fuser):
 
     def _trace_refusal(self, known: Sequence[Known]) -> str | None:
         """Traces the step at the width it would run at; the trace is remembered for `open`."""
+        try:
+            self._traced(known, len(known))
+        except Exception as error:
+            return blame(error)
+        return None
+
+    def _traced(self, known: Sequence[Known], width: int) -> tuple[GraphModule, Tensors]:
+        """The step of these members in a stack of so many rows, and tensors of its shapes that hold nothing."""
         first, device = known[0], self._device()
         size = min(first.course.batch_size, first.built.data.length)
         recipe = make_recipe(known)
         held = make_window(known) or Pool([member.built.data for member in known])
         longest = held.length if isinstance(held, Window) else max(member.course.length for member in known)
-        try:
-            with FakeTensorMode(allow_non_fake_inputs=True):
-                tensors = stack.state_tensors(
-                    recipe.layout, first.built, len(known), len(recipe.values), device, recipe.shared
-                )
-                tensors |= stack.shared_tensors(first.built, recipe.shared, torch.empty_like, device)
-                tensors |= stack.feed_tensors(
-                    recipe.layout, first.built, len(known), len(recipe.values), device
-                )
-                tensors |= stack.empty_data(held.shapes(), len(known), longest, device)
-            trace_only(train_step(recipe, size), tensors, ("train", (first.signature, recipe.sharing), size))
-        except Exception as error:
-            return blame(error)
-        return None
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            tensors = stack.state_tensors(
+                recipe.layout, first.built, width, len(recipe.values), device, recipe.shared
+            )
+            tensors |= stack.shared_tensors(first.built, recipe.shared, torch.empty_like, device)
+            tensors |= stack.feed_tensors(recipe.layout, first.built, width, len(recipe.values), device)
+            tensors |= stack.empty_data(held.shapes(), width, longest, device)
+        key = ("train", (first.signature, recipe.sharing), size)
+        return trace_only(train_step(recipe, size), tensors, key), tensors
+
+    def footprint(self, jobs: Sequence[Job]) -> Footprint | None:
+        """By the step at two widths, on tensors that hold nothing."""
+        known = [self._known(job) for job in jobs]
+        if untraced_refusal(known) is not None:
+            return None
+        one, _ = self._peak(known, 1)
+        two, checked = self._peak(known, 2)
+        return Footprint(int(_WASTE * max(0, 2 * one - two)), int(_WASTE * (two - one)), checked)
+
+    def _peak(self, known: Sequence[Known], width: int) -> tuple[int, int]:
+        """The most that is alive in a step, and what checking one of the members takes."""
+        traced, tensors = self._traced(known, width)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            empty = [torch.empty_like(tensor) for tensor in tensors.values()]
+            return peak_bytes(traced, empty), stack.checked_bytes(tensors)
 
     def tried(self, jobs: Sequence[Job]) -> Trial | None:
         known = [self._known(job) for job in jobs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,13 +31,17 @@ from carpool.adapters.torch.transfer import sent
 from carpool.adapters.torch.validation import Validation
 from carpool.adapters.torch.window import Window
 from carpool.job import Job
+from carpool.memory.estimate import CHECKED_BYTES
 from carpool.planning.cursor import Chunk, Cursor, Supply, launches
 from carpool.planning.trials import Trial
+from carpool.planning.widths import spread
 
 if TYPE_CHECKING:
     from carpool.adapters.torch.fuse import Known
 
 Tensors = dict[str, Tensor]
+
+_CHECK_LAUNCHES = 4
 
 
 class StackedSession(FusedSession):
@@ -290,16 +295,24 @@ class StackedSession(FusedSession):
     # Checking
 
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
-        self._feed(chunk, steps=1)
+        """A few members at a time, so that what is copied for it stays small; the others sit out meanwhile.
+
+        Of large members not all: each part is a launch as wide as the stack.
+        """
+        most = max(1, CHECKED_BYTES // max(1, stack.checked_bytes(self._tensors)))
+        rows = spread(rows, most * _CHECK_LAUNCHES)
+        checks = [self._check_rows(chunk, rows[at : at + most]) for at in range(0, len(rows), most)]
+        worst = max((check.max_difference for check in checks), default=0.0)
+        mismatch = next((check.mismatch for check in checks if check.mismatch is not None), None)
+        return Check(sum(check.checked for check in checks), worst, mismatch)
+
+    def _check_rows(self, chunk: Chunk, rows: Sequence[int]) -> Check:
+        cursors = dict(zip(chunk.rows, chunk.cursors, strict=True))
+        part = replace(chunk, rows=tuple(rows), cursors=tuple(cursors[row] for row in rows))
+        self._feed(part, steps=1)
         # Every row and phase updates in the step that is checked, also where it would only gather or sit out.
         self._lay(Ahead(self._hypers.now(), np.ones((1, self.width, len(self._recipe.phases)), dtype=bool)))
-        cursors = dict(zip(chunk.rows, chunk.cursors, strict=True))
         cases = {row: self._case(row, cursors[row], 0, chunk.size) for row in rows}
-        before = {
-            name: self._tensors[name].clone()
-            for name in self._tensors
-            if stack.is_state(name) or name == "alive"
-        }
         errors: dict[int, BaseException] = {}
         alone = {}
         for row, case in cases.items():
@@ -309,15 +322,23 @@ class StackedSession(FusedSession):
                 errors[row] = error
         if errors:
             raise StepFailure(self._ticket(chunk.shortened(0), Ahead(self._hypers.now())), errors)
+        index = sent(list(rows), self._device)
+        names = [name for name in self._tensors if stack.is_state(name) or name == "alive"]
+        before = {name: self._tensors[name][index] for name in names}
         self._train_program(chunk.size).run(1)
-        together = {name: self._tensors[name].clone() for name in (*before, "sums")}
+        together = {name: self._tensors[name][index] for name in (*names, "sums")}
+        for name, tensor in before.items():
+            self._tensors[name][index] = tensor
         for name in self._recipe.shared:  # a step alone that changed one of these would differ here
             once = self._tensors[f"shared:{name}"]
-            together[f"buffer:{name}"] = once.expand(self.width, *once.shape)
-        for name, tensor in before.items():
-            self._tensors[name].copy_(tensor)
+            together[f"buffer:{name}"] = once.expand(len(rows), *once.shape)
+        places = {row: place for place, row in enumerate(rows)}
         return compare(
-            self._recipe, chunk.size, alone, together, {row: self._member(row).built for row in rows}
+            self._recipe,
+            chunk.size,
+            {places[row]: one for row, one in alone.items()},
+            together,
+            {places[row]: self._member(row).built for row in rows},
         )
 
     def trial(self, chunk: Chunk) -> Trial | None:

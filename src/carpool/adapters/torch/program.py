@@ -171,9 +171,9 @@ def reproducible() -> Iterator[None]:
         torch.backends.cudnn.deterministic = before
 
 
-def trace_only(step: Callable[[Tensors], None], tensors: Tensors, key: Hashable) -> None:
+def trace_only(step: Callable[[Tensors], None], tensors: Tensors, key: Hashable) -> GraphModule:
     """Traces a step and remembers it; raises what tracing raises."""
-    _remembered((key, _shapes(tensors), flags()), lambda: _trace(step, tensors))
+    return _remembered((key, _shapes(tensors), flags()), lambda: _trace(step, tensors)).traced
 
 
 def _remembered(key: Hashable, make: Callable[[], _Ready]) -> _Ready:

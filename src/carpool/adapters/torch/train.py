@@ -27,6 +27,7 @@ from carpool.adapters.torch.streams import Streamed, Streams, is_stream
 from carpool.errors import DeviceError, ModelError, sentence
 from carpool.job import Job
 from carpool.kernels.updates import UPDATES
+from carpool.memory.size import size
 from carpool.planning.cursor import Course
 from carpool.planning.spec import ModelSpec, Signature
 
@@ -86,6 +87,7 @@ class TorchAdapter(Adapter):
             _state_bytes(built),
             shown.saved_bytes,
             tuple(data.items()),
+            None if job.budget is None else size(job.budget),
         )
 
     def _build(self, job: Job) -> Built:
