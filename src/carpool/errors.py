@@ -12,6 +12,7 @@ CarpoolError
 ├── DeviceError         a device that does not exist
 ├── OptionError         an argument of train, plan, best or register with an unknown value
 ├── FileError           a jobs file that cannot be read
+├── OutOfRoomError      a job that did not fit on the device, even alone (a value in its result, likewise)
 └── StepError           a job that failed while running (a value in its result unless on_error="raise")
 Interrupted (a KeyboardInterrupt) carries the results so far.
 
@@ -74,6 +75,10 @@ class FileError(CarpoolError):
 
 class StepError(CarpoolError, RuntimeError):
     """A job failed while running."""
+
+
+class OutOfRoomError(CarpoolError, MemoryError):
+    """A job did not fit on the device, even alone."""
 
 
 class Interrupted(KeyboardInterrupt):

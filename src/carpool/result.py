@@ -22,6 +22,7 @@ class Outcome(enum.Enum):
     STOPPED = "stopped early: its metric no longer improved"
     DIVERGED = "its loss turned NaN or infinite; it holds the state before that step"
     FAILED = "raised an error"
+    OUT_OF_MEMORY = "did not fit on the device, even alone; it holds what it had reached"
     INTERRUPTED = "was interrupted; it holds what it had reached"
 
     @property
@@ -89,7 +90,7 @@ class Results(Sequence[Result]):
     @property
     def failed(self) -> Results:
         """The jobs that raised or diverged."""
-        bad = (Outcome.FAILED, Outcome.DIVERGED)
+        bad = (Outcome.FAILED, Outcome.OUT_OF_MEMORY, Outcome.DIVERGED)
         return Results([result for result in self._results if result.outcome in bad], self.seconds)
 
     @property
@@ -116,7 +117,11 @@ class Results(Sequence[Result]):
                 )
             )
         sign = -1.0 if direction(metric, mode) == "max" else 1.0
-        sound = [r for r in self._results if r.outcome not in (Outcome.FAILED, Outcome.DIVERGED)]
+        sound = [
+            r
+            for r in self._results
+            if r.outcome not in (Outcome.FAILED, Outcome.OUT_OF_MEMORY, Outcome.DIVERGED)
+        ]
         finite = [r for r in sound if math.isfinite(r.last(metric))]
         return sorted(finite, key=lambda result: sign * result.last(metric))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from carpool.errors import FusionError, ModelError, sentence
+from carpool.errors import FusionError, ModelError, described, sentence
 from carpool.job import Job
 from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Chunk, Cursor, Supply
@@ -89,6 +89,17 @@ class StepFailure(Exception):
         super().__init__(f"rows {sorted(errors)} raised")
         self.ticket = ticket
         self.errors = dict(errors)
+
+
+class DeviceFull(Exception):
+    """What a session was asked to do did not fit on its device.
+
+    `ticket` covers the steps done before that, and the rows hold exactly their result; None where a row may hold half a step.
+    """
+
+    def __init__(self, ticket: Ticket | None, error: BaseException) -> None:
+        super().__init__(described(error))
+        self.ticket = ticket
 
 
 class Unstackable(Exception):
@@ -244,6 +255,14 @@ class Adapter(ABC):
 
     name: ClassVar[str]
     fuser: Fuser | None
+
+    def is_full(self, error: BaseException) -> bool:
+        """Whether an error says that a device has no memory left."""
+        return isinstance(error, MemoryError | DeviceFull)
+
+    def free(self) -> None:
+        """Gives memory that the framework keeps for later back to the device."""
+        return
 
     def __init__(self, compile: str | bool = "auto") -> None:
         self.compile = compile

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from carpool.adapters.base import FusedSession, JobState, MetricRow, Session, StepFailure, Ticket, Unstackable
+from carpool.adapters.base import (
+    DeviceFull,
+    FusedSession,
+    JobState,
+    MetricRow,
+    Session,
+    StepFailure,
+    Ticket,
+    Unstackable,
+)
 from carpool.errors import StepError, sentence
 from carpool.events import (
     BatchesRead,
@@ -146,6 +155,24 @@ class Driver:
         self._settle_now()
         self._end(tuple(self._members), Outcome.INTERRUPTED)
 
+    def salvage(self) -> dict[str, tuple[Member, JobState]]:
+        """The members that can go on in another session from where they stand, and their states; the books are closed for it.
+
+        Not those that may have to go back to weights which only this session holds, nor those whose input has been read, nor those
+        that may stand between two updates.
+        """
+        self._settle_now()
+        rows = [
+            row
+            for row, m in self._members.items()
+            if not m.course.streamed and not _holds_best(m) and m.job.accumulate == 1
+        ]
+        states = self._session.state(rows) if rows else ()
+        return {
+            self._members[row].name: (self._members[row], replace(state, cursor=self._members[row].cursor))
+            for row, state in zip(rows, states, strict=True)
+        }
+
     # Chunks
 
     def _running(self) -> list[int]:
@@ -194,10 +221,15 @@ class Driver:
 
     def _advance(self, chunk: Chunk) -> Iterator[Ready]:
         errors: Mapping[int, BaseException] = {}
+        full: DeviceFull | None = None
         try:
             ticket = self._session.advance(chunk)
         except StepFailure as failure:
             ticket, errors = failure.ticket, failure.errors
+        except DeviceFull as raised:
+            if raised.ticket is None:
+                raise
+            ticket, full = raised.ticket, raised
         done = ticket.chunk
         self._pending.append(ticket)
         for row in done.rows:
@@ -207,6 +239,8 @@ class Driver:
                 member.course = replace(member.course, epochs=member.cursor.epoch)
         self._emit(GroupAdvanced(self._group, done.steps * len(done.rows)))
         self._report_input(done)
+        if full is not None:
+            raise full
         if errors:
             self._settle_now()
             self._fail(errors)
@@ -264,6 +298,8 @@ class Driver:
         """The rows' validation. Where that raises, each is tried alone: who raises again has failed."""
         try:
             return self._session.evaluate(rows), {}
+        except DeviceFull:
+            raise
         except Exception as error:
             if len(rows) == 1:
                 return (), {rows[0]: error}
@@ -400,6 +436,11 @@ class Driver:
         moved = self._session.resize(target)
         self._members = {moved[row]: member for row, member in self._members.items()}
         self._emit(GroupResized(self._group, width, target))
+
+
+def _holds_best(member: Member) -> bool:
+    patience = member.patience
+    return patience is not None and patience.policy.restore_best and patience.best_epoch >= 0
 
 
 def _sample(chunk: Chunk) -> tuple[int, ...]:

@@ -10,13 +10,22 @@ on job by job, from where the user's objects are; results of members that had al
 from __future__ import annotations
 
 import time
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from carpool.adapters.base import Adapter, FusedSession, JobState, Session, Trained, Unstackable
-from carpool.errors import FusionError, described
+from carpool.adapters.base import (
+    Adapter,
+    DeviceFull,
+    FusedSession,
+    JobState,
+    Session,
+    Trained,
+    Unstackable,
+)
+from carpool.errors import FusionError, OutOfRoomError, described, sentence
 from carpool.events import (
     Emit,
     GroupCompiled,
@@ -31,7 +40,9 @@ from carpool.executors.driver import Driver, Member, Unfit
 from carpool.executors.interrupt import Pause
 from carpool.executors.lane import Lane, next_lane
 from carpool.job import Job
+from carpool.memory import device as devices
 from carpool.memory.ledger import Ledger
+from carpool.memory.size import shown
 from carpool.planning.plan import Group, Plan
 from carpool.result import Outcome, Result
 
@@ -60,6 +71,10 @@ class Entry:
     strategy: str
     reason: str
     plain: bool = False
+    alone: bool = False
+    """Whether it waits until nothing else is open: it did not fit beside others."""
+    saved: Mapping[str, tuple[Member, JobState]] = field(default_factory=dict)
+    """Who goes on from where it stood in another session."""
 
     @property
     def holder(self) -> str:
@@ -119,6 +134,8 @@ class Run:
         """Opens what fits, in order. With nothing open, the first in line gets whatever there is."""
         while self._waiting and len(self._open) < self._most_open:
             entry = self._waiting[0]
+            if self._open and (entry.alone or any(other.alone for other in self._open.values())):
+                return
             wanted = entry.bytes if self._open else min(entry.bytes, self._ledger.free_bytes)
             self._ledger, admitted = self._ledger.offer(entry.holder, wanted)
             if not admitted:
@@ -127,7 +144,7 @@ class Run:
             self._start(entry)
 
     def _start(self, entry: Entry) -> None:
-        if not entry.reason.startswith("fell back"):
+        if not (entry.alone or entry.reason.startswith("fell back")):
             for name in entry.names:
                 self._emit(JobAdmitted(name, entry.number, entry.group.memory.member_bytes))
             self._emit(GroupStarted(entry.number, entry.names, entry.strategy))
@@ -135,7 +152,9 @@ class Run:
             session = self._session(entry)
         except Exception as error:
             self._ledger = self._ledger.release(entry.holder)
-            if entry.strategy == "fused":
+            if self._adapters[entry.group.adapter].is_full(error):
+                self._shrink(entry, error, entry.saved)
+            elif entry.strategy == "fused":
                 self._fall_back(entry, error)
             else:
                 self._reject(entry.names[0], error)
@@ -154,6 +173,18 @@ class Run:
         ] = entry
 
     def _session(self, entry: Entry) -> Session:
+        session = self._opened(entry)
+        try:
+            with session.turn():
+                for row, name in enumerate(entry.names):
+                    if name in entry.saved:
+                        session.load(row, entry.saved[name][1])
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _opened(self, entry: Entry) -> Session:
         adapter = self._adapters[entry.group.adapter]
         jobs = [self._jobs[name] for name in entry.names]
         if entry.strategy != "fused":
@@ -179,7 +210,10 @@ class Run:
             seconds = time.perf_counter() - started
             self._ended(_result(member, outcome, trained, error, seconds, session.peak_bytes(), entry))
 
-        members = [Member(self._jobs[name], courses[name]) for name in entry.names]
+        members = [
+            entry.saved[name][0] if name in entry.saved else Member(self._jobs[name], courses[name])
+            for name in entry.names
+        ]
         return Driver(session, members, finish, self._emit, entry.number)
 
     # Running
@@ -198,6 +232,9 @@ class Run:
             if not lane.advance():
                 self._close(lane)
         except Exception as error:
+            if self._adapters[entry.group.adapter].is_full(error):
+                self._recover(lane, entry, error)
+                return
             if isinstance(lane.session, FusedSession):
                 with lane.session.turn():
                     lane.session.abandon()
@@ -220,6 +257,76 @@ class Run:
         except Exception as error:  # its jobs have their outcomes, and the others go on
             warnings.warn(f"carpool: closing {entry.names[0]!r} raised {described(error)}", stacklevel=2)
         self._ledger = self._ledger.release(entry.holder)
+
+    # When the device is full
+
+    def _recover(self, lane: Lane, entry: Entry, error: Exception) -> None:
+        """Closes what did not fit; its members go on from their last whole step where they can, else from their beginning."""
+        saved = self._salvaged(lane) if isinstance(error, DeviceFull) and error.ticket is not None else {}
+        fused = isinstance(lane.session, FusedSession)
+        if isinstance(lane.session, FusedSession):
+            with lane.session.turn():
+                lane.session.abandon()
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step that failed
+        self._close(lane)
+        for name in self._left(entry):
+            if not fused and name not in saved:  # it trained in place, and may hold half a step
+                self._give_up(entry, name, error)
+        self._shrink(replace(entry, plain=entry.plain or fused), error, saved)
+
+    def _salvaged(self, lane: Lane) -> dict[str, tuple[Member, JobState]]:
+        try:
+            with lane.session.turn():
+                return lane.driver.salvage()
+        except Exception:  # not even its states fit
+            return {}
+
+    def _left(self, entry: Entry) -> tuple[str, ...]:
+        return tuple(name for name in entry.names if name not in self.results)
+
+    def _shrink(self, entry: Entry, error: Exception, saved: Mapping[str, tuple[Member, JobState]]) -> None:
+        """Queues the members again: a group in halves, a job alone with the device. One that was alone already does not fit."""
+        self._adapters[entry.group.adapter].free()
+        names = self._left(entry)
+        if len(names) == len(entry.names) == 1 and entry.alone:
+            self._give_up(entry, names[0], error)
+            return
+        half = -(-len(names) // 2)
+        parts = [part for part in (names[:half], names[half:]) if part]
+        if not parts:
+            return
+        how = f"{len(parts)} groups of about {half}" if len(parts) > 1 else "alone with the device"
+        kept = f"{len(saved)} of {len(names)} from where they stood"
+        reason = f"out of memory ({described(error)}): on as {how}, {kept}"
+        self._emit(GroupFellBack(entry.number, names, reason))
+        for part in reversed(parts):
+            own = {name: saved[name] for name in part if name in saved}
+            again = replace(entry, names=part, saved=own, alone=True)
+            if len(part) == 1:
+                again = replace(again, strategy="interleaved", reason=reason)
+            self._waiting.appendleft(again)
+
+    def _give_up(self, entry: Entry, name: str, error: Exception) -> None:
+        available = min(devices.read(self._orders.device).free_bytes, self._ledger.capacity_bytes)
+        told = sentence(
+            f"room for about {shown(entry.bytes)} on {self._orders.device}",
+            f"{described(error)}, with {shown(available)} available",
+            "take smaller batches, a smaller model or a larger device",
+        )
+        trained = self._adapters[entry.group.adapter].trained(self._jobs[name])
+        self._ended(
+            Result(
+                name,
+                Outcome.OUT_OF_MEMORY,
+                dict(self._jobs[name].config or {}),
+                model=trained.model,
+                optimizer=trained.optimizer,
+                scheduler=trained.scheduler,
+                error=OutOfRoomError(f"Job {name!r}: {told}"),
+                strategy=entry.strategy,
+                reason=entry.reason,
+            )
+        )
 
     def _fall_back(self, entry: Entry, error: Exception) -> None:
         names = tuple(name for name in entry.names if name not in self.results)

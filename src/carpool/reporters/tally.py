@@ -171,7 +171,7 @@ class Tally:
             self.metric = main_metric(metrics) or self.metric
 
     def _end_job(self, job: JobTally, outcome: Outcome, steps: int) -> None:
-        bad = outcome in (Outcome.FAILED, Outcome.DIVERGED)
+        bad = outcome in (Outcome.FAILED, Outcome.OUT_OF_MEMORY, Outcome.DIVERGED)
         self._move(job, State.FAILED if bad else State.DONE)
         job.word = outcome.word
         self.outcomes[outcome.word] = self.outcomes.get(outcome.word, 0) + 1

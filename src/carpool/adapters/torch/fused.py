@@ -13,12 +13,22 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from carpool import recall
-from carpool.adapters.base import Check, FusedSession, JobState, MetricRow, Prepared, StepFailure, Ticket
+from carpool.adapters.base import (
+    Check,
+    DeviceFull,
+    FusedSession,
+    JobState,
+    MetricRow,
+    Prepared,
+    StepFailure,
+    Ticket,
+)
 from carpool.adapters.torch import cadence, stack
 from carpool.adapters.torch.absorb import restore_into
 from carpool.adapters.torch.behaviour import job_signature
 from carpool.adapters.torch.check import Case, compare, solo_step, try_step
 from carpool.adapters.torch.clock import Clock, Receipt, Stream
+from carpool.adapters.torch.full import is_full
 from carpool.adapters.torch.hypers import Ahead, Hypers, columns
 from carpool.adapters.torch.orders import Orders
 from carpool.adapters.torch.pace import alone_s, pace_key, shortest
@@ -143,16 +153,22 @@ class StackedSession(FusedSession):
 
     def advance(self, chunk: Chunk) -> Ticket:
         ahead = self._hypers.ahead(chunk.rows, self._due(chunk))
-        self._feed(chunk, chunk.steps)
-        self._lay(ahead)
+        try:
+            self._feed(chunk, chunk.steps)
+            self._lay(ahead)
+        except Exception as error:
+            raise (self._full(chunk, ahead, error, 0) if is_full(error) else error) from error
         if ahead.errors:
             raise StepFailure(self._ticket(chunk.shortened(0), ahead), ahead.errors)
-        clock = Clock(self._device)
+        clock, program = Clock(self._device), None
         try:
             program = self._train_program(chunk.size)
             clock = Clock(self._device)  # preparing a step is not part of running it
             program.run(chunk.steps)
         except Exception as error:
+            if is_full(error):
+                done = int(self._tensors["k"]) if program is None or program.whole() else None
+                raise self._full(chunk, ahead, error, done) from error
             raise self._failure(chunk, ahead, error) from error
         self._used(chunk, chunk.steps)
         return self._ticket(chunk, ahead, clock.stop())
@@ -226,6 +242,15 @@ class StackedSession(FusedSession):
             rows.append(MetricRow(row, steps, steps * ticket.chunk.size, sums, not alive))
         return tuple(rows)
 
+    def _full(self, chunk: Chunk, ahead: Ahead, error: Exception, done: int | None) -> DeviceFull:
+        """After so many whole steps, unless a row may hold half of one."""
+        if done is None:
+            return DeviceFull(None, error)
+        for row in chunk.rows:
+            self._hypers.rewind(row, done, ahead)
+        self._used(chunk, done)
+        return DeviceFull(self._ticket(chunk.shortened(done), ahead), error)
+
     def _failure(self, chunk: Chunk, ahead: Ahead, error: Exception) -> StepFailure | Exception:
         """Which rows raised in the step that failed: each is tried alone. A failure nobody owns is the group's."""
         done = int(self._tensors["k"])
@@ -268,7 +293,10 @@ class StackedSession(FusedSession):
     def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
         if self._validation is None:
             return ()
-        return self._validation.run(rows, self._first.course.batch_size, self._program)
+        try:
+            return self._validation.run(rows, self._first.course.batch_size, self._program)
+        except Exception as error:
+            raise (DeviceFull(None, error) if is_full(error) else error) from error
 
     def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
         self._hypers.end_epoch(row, metrics)

@@ -67,6 +67,7 @@ class Program:
         self._ready = _remembered((key, _shapes(tensors), flags()), lambda: _trace(step, tensors))
         self._call = self._ready.best
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._begun: int | None = None
         self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
         self.prepare_s = time.perf_counter() - started
 
@@ -108,12 +109,21 @@ class Program:
         if self._device.type != "cuda":
             with torch.autocast(self._device.type, enabled=False):  # the trace holds every cast already
                 for _ in range(steps):
+                    self._begun = self._writes()
                     self._call(*self._inputs)
+                self._begun = None
             return
         for size in (STEPS_PER_GRAPH, 1):
             while steps >= size:
                 self._graph(size).replay()
                 steps -= size
+
+    def whole(self) -> bool:
+        """Whether a launch that raised had written nothing yet. A captured one allocates, and raises, before it runs."""
+        return self._begun is None or self._begun == self._writes()
+
+    def _writes(self) -> int:
+        return sum(tensor._version for tensor in self._inputs)
 
     def _graph(self, steps: int) -> torch.cuda.CUDAGraph:
         if steps not in self._graphs:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
+from carpool.adapters.base import DeviceFull, JobState, MetricRow, Session, StepFailure, Ticket
 from carpool.adapters.torch.absorb import (
     absorb_into,
     group_options,
@@ -25,6 +25,7 @@ from carpool.adapters.torch.batches import batches_of
 from carpool.adapters.torch.build import Arrays, Built, ManualStep, reseed, seeded
 from carpool.adapters.torch.cadence import due_at
 from carpool.adapters.torch.clock import Receipt, Stream
+from carpool.adapters.torch.full import free, is_full
 from carpool.adapters.torch.phases import combined
 from carpool.adapters.torch.precision import untouched
 from carpool.adapters.torch.quick import can_quicken, quickened
@@ -94,7 +95,7 @@ class SoloSession(Session):
         totals: dict[str, Any] = {}
         if self._diverged:
             return _ticket(chunk, totals, 0, True)
-        done, error = 0, None
+        done, error, whole = 0, None, True
         with (
             seeded(self._built.job.seed),
             untouched(self._built.job.precision, self._kind),
@@ -102,10 +103,11 @@ class SoloSession(Session):
         ):
             enough = time.perf_counter() + _SLICE_S
             while done < chunk.steps and not (done and time.perf_counter() > enough):
+                begun = self._writes()
                 try:
                     values = self._step(chunk, done)
                 except Exception as raised:
-                    error = raised
+                    error, whole = raised, begun == self._writes()
                     break
                 if values is None:
                     self._diverged = True
@@ -114,10 +116,22 @@ class SoloSession(Session):
                     totals[name] = totals.get(name, 0.0) + value * chunk.size
                 done += 1
         self._batches.take(done)
+        if error is not None and is_full(error) and not whole:
+            raise DeviceFull(None, error) from error
         ticket = _ticket(chunk.shortened(done), totals, done, False)
+        if error is not None and is_full(error):
+            raise DeviceFull(ticket, error) from error
         if error is not None:
             raise StepFailure(ticket, {0: error}) from error
         return ticket
+
+    def _writes(self) -> int:
+        """How often the parameters and the optimizers' state were written: a step that wrote neither can be taken again."""
+        slots = (
+            s for phase in self._built.phases for own in phase.optimizer.state.values() for s in own.values()
+        )
+        held = (*self._built.model.parameters(), *slots)
+        return sum(tensor._version for tensor in held if isinstance(tensor, torch.Tensor))
 
     def _step(self, chunk: Chunk, ahead: int) -> dict[str, Any] | None:
         """One step's values; None when the loss is not finite, and then nothing has changed."""
@@ -169,13 +183,17 @@ class SoloSession(Session):
         buffers = {name: b.clone() for name, b in built.model.named_buffers()} if self._buffered else {}
         if batch % built.job.accumulate == 0:
             phase.optimizer.zero_grad(set_to_none=True)
-        with torch.enable_grad(), alone(built.seed, step, number) if self._random else nullcontext():
-            values = phase.step(built.model, inputs, batch)
-        loss = values[phase.loss]
-        known = Receipt(loss.detach())
-        if built.job.accumulate > 1:
-            loss = loss / built.job.accumulate
-        loss.backward(inputs=phase.trained if phase.name else None)
+        try:
+            with torch.enable_grad(), alone(built.seed, step, number) if self._random else nullcontext():
+                values = phase.step(built.model, inputs, batch)
+            loss = values[phase.loss]
+            known = Receipt(loss.detach())
+            if built.job.accumulate > 1:
+                loss = loss / built.job.accumulate
+            loss.backward(inputs=phase.trained if phase.name else None)
+        except Exception:
+            _restore(built.model, buffers)
+            raise
         if not math.isfinite(
             known.read()
         ):  # asked only now: meanwhile the device had the backward pass to do
@@ -203,6 +221,15 @@ class SoloSession(Session):
         validation = self._built.validation
         if validation is None or not rows:
             return ()
+        try:
+            return (self._evaluated(validation),)
+        except Exception as error:
+            if not is_full(error):
+                raise
+        free()
+        return (self._evaluated(validation),)  # what it raises now is the job's
+
+    def _evaluated(self, validation: Arrays) -> MetricRow:
         totals: dict[str, torch.Tensor] = {}
         with torch.no_grad(), seeded(self._built.job.seed), evaluating(self._built.model):
             batches = _batches(validation, self._validation, self._course.batch_size)
@@ -211,7 +238,7 @@ class SoloSession(Session):
                     values = self._built.evaluate(self._built.model, batch, number)
                 for name, value in values.items():
                     totals[name] = totals.get(name, 0.0) + value.to(torch.float64) * size
-        return (MetricRow(0, 0, validation.length, {name: float(value) for name, value in totals.items()}),)
+        return MetricRow(0, 0, validation.length, {name: float(value) for name, value in totals.items()})
 
     def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
         for phase in self._built.phases:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from carpool.adapters.base import Adapter, JobState, Session, Trained
-from carpool.adapters.torch import lightning
+from carpool.adapters.torch import full, lightning
 from carpool.adapters.torch.absorb import absorb_into
 from carpool.adapters.torch.behaviour import behaviour, job_signature
 from carpool.adapters.torch.build import Arrays, Built, LivePhase, build_data, build_model
@@ -165,6 +165,12 @@ class TorchAdapter(Adapter):
         return SoloSession(
             known.built, known.course, device, self._store, known.probe.random, quick=not plain
         )
+
+    def is_full(self, error: BaseException) -> bool:
+        return super().is_full(error) or full.is_full(error)
+
+    def free(self) -> None:
+        full.free()
 
     def close(self) -> None:
         self._streams.stop()

@@ -1,0 +1,210 @@
+"""Devices that run full in the middle of a run: who did not fit goes on smaller or alone, and the others notice nothing."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import carpool
+from carpool.adapters.torch.footprint import Live
+from carpool.adapters.torch.fuse import TorchFuser
+from carpool.adapters.torch.program import Program
+from carpool.errors import OutOfRoomError
+from carpool.events import GroupFellBack
+from carpool.result import Outcome
+
+X, Y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+
+
+def net(hidden=8):
+    return nn.Sequential(
+        nn.Linear(6, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 3)
+    )
+
+
+def job(seed, hidden=8, **options):
+    options = {"loss": F.cross_entropy} | options
+    optimizer = options.pop("optimizer", partial(torch.optim.Adam, lr=0.01))
+    make = partial(net, hidden)
+    return carpool.Job(
+        make, (X, Y), name=str(seed), optimizer=optimizer, batch_size=8, epochs=4, seed=seed, **options
+    )
+
+
+def train(jobs, **options):
+    seen = []
+    options = {"compile": False, "device": "cpu"} | options
+    return carpool.train(jobs, reporters=[seen.append], **options), [
+        e for e in seen if isinstance(e, GroupFellBack)
+    ]
+
+
+class Full:
+    """A step that finds the device full at some of its calls."""
+
+    def __init__(self, *at):
+        self.at, self.calls = at, 0
+
+    def __call__(self, model, batch):
+        x, y = batch
+        loss = F.cross_entropy(model(x), y)
+        self.calls += 1
+        if self.calls in self.at:
+            raise torch.OutOfMemoryError("no room for 7 bytes")
+        return loss
+
+
+def plainly(model, batch):
+    x, y = batch
+    return F.cross_entropy(model(x), y)
+
+
+def assert_same(results, expected):
+    for one, other in zip(results, expected, strict=True):
+        assert one.outcome is Outcome.COMPLETED, one.error
+        assert one.history == other.history
+        for key, value in other.model.state_dict().items():
+            assert torch.equal(one.model.state_dict()[key], value), key
+
+
+def test_a_job_alone_takes_the_step_again_and_its_neighbours_notice_nothing():
+    full = Full(4, 11)  # the first call is the probe's
+    schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
+    results, events = train(
+        [job(0, 8, loss=None, step=full, scheduler=schedule), job(1, 9), job(2, 10)], strategy="interleaved"
+    )
+    expected, _ = train(
+        [job(0, 8, loss=None, step=plainly, scheduler=schedule), job(1, 9), job(2, 10)],
+        strategy="interleaved",
+    )
+    assert full.calls == 11
+    assert [event.names for event in events] == [("0",)]
+    assert "alone with the device, 1 of 1 from where they stood" in events[0].reason
+    assert results["0"].outcome is Outcome.OUT_OF_MEMORY  # alone, and full once more
+    assert_same([results["1"], results["2"]], [expected["1"], expected["2"]])
+
+
+def test_a_job_that_was_full_once_ends_where_it_would_have_ended():
+    results, events = train([job(0, 8, loss=None, step=Full(9)), job(1, 9)], strategy="interleaved")
+    expected, _ = train([job(0, 8, loss=None, step=plainly), job(1, 9)], strategy="interleaved")
+    assert len(events) == 1
+    assert_same(results, expected)
+    assert [result.steps for result in results] == [20, 20]
+
+
+def test_one_that_never_fits_says_what_it_needs_and_what_there_was():
+    results, _ = train([job(0, 8, loss=None, step=Full(*range(5, 100))), job(1, 9)], strategy="interleaved")
+    assert results["0"].outcome is Outcome.OUT_OF_MEMORY
+    assert isinstance(results["0"].error, OutOfRoomError)
+    for words in (
+        "Job '0': Expected room for about",
+        "no room for 7 bytes, with",
+        "available. Remedy: take smaller",
+    ):
+        assert words in str(results["0"].error)
+    assert results["1"].outcome is Outcome.COMPLETED
+    assert results.failed[0].name == "0"
+
+
+class Updating(torch.optim.SGD):
+    """An optimizer that finds the device full when it has updated some of its parameters."""
+
+    def step(self, closure=None):
+        first = self.param_groups[0]["params"][0]
+        first.data.add_(1.0)
+        first.add_(0.0) if not first.requires_grad else torch._C._autograd._unsafe_set_version_counter(
+            (first,), (first._version + 1,)
+        )
+        raise torch.OutOfMemoryError("no room in the middle of an update")
+
+
+def test_half_an_update_is_not_gone_on_from():
+    results, _ = train(
+        [job(0, 8, optimizer=lambda p: Updating(p, lr=0.1)), job(1, 9)], strategy="interleaved"
+    )
+    assert results["0"].outcome is Outcome.OUT_OF_MEMORY
+    assert results["1"].outcome is Outcome.COMPLETED
+
+
+@pytest.fixture
+def full_at(monkeypatch):
+    """Makes a stack's launch fail at a step when it is wider than some width."""
+
+    def arrange(step, wider_than, half=False, kind="table"):
+        real = Program.run
+        taken = [0]
+
+        def run(self, steps):
+            wide = len(self._tensors["weights"]) > wider_than and ("table" in self._tensors) == (
+                kind == "table"
+            )
+            for _ in range(steps):
+                taken[0] += wide and bool(self._tensors["active"].any())
+                if wide and taken[0] >= step:
+                    self._begun = self._writes() - half
+                    raise torch.OutOfMemoryError("no room for so many")
+                real(self, 1)
+
+        monkeypatch.setattr(Program, "run", run)
+
+    return arrange
+
+
+@pytest.mark.parametrize(("half", "kept"), [(False, "6 of 6"), (True, "0 of 6")])
+def test_a_group_goes_on_in_halves(full_at, half, kept):
+    def jobs():
+        schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
+        return [job(seed, scheduler=schedule, validation_data=(X, Y)) for seed in range(6)]
+
+    expected, _ = train(jobs(), strategy="auto")
+    full_at(step=8, wider_than=2, half=half)
+    results, events = train(jobs(), strategy="auto")
+    assert f"2 groups of about 3, {kept} from where they stood" in events[0].reason
+    assert [len(event.names) for event in events] == [6, 3, 3]
+    for one, other in zip(results, expected, strict=True):
+        assert one.outcome is Outcome.COMPLETED
+        assert one.steps == 20
+        for metric in ("loss", "val_loss"):
+            assert one.history[metric] == pytest.approx(other.history[metric], rel=1e-4)
+        for key, value in other.model.state_dict().items():
+            torch.testing.assert_close(one.model.state_dict()[key], value, rtol=1e-3, atol=1e-4)
+
+
+def test_a_group_full_in_validation_starts_again_in_halves(full_at):
+    full_at(step=3, wider_than=2, kind="validation")
+    results, events = train([job(seed, validation_data=(X, Y)) for seed in range(4)])
+    assert "2 groups of about 2, 0 of 4 from where they stood" in events[0].reason
+    assert {(result.outcome, result.steps) for result in results} == {(Outcome.COMPLETED, 20)}
+    assert {len(result.history["val_loss"]) for result in results} == {4}
+
+
+def test_a_group_that_cannot_be_opened_is_opened_in_halves(monkeypatch):
+    real = TorchFuser.open
+
+    def opened(self, jobs, width, device, prepared=lambda *_: None):
+        if width > 2:
+            raise torch.OutOfMemoryError("no room to open")
+        return real(self, jobs, width, device, prepared)
+
+    monkeypatch.setattr(TorchFuser, "open", opened)
+    results, events = train([job(seed) for seed in range(4)])
+    assert {result.outcome for result in results} == {Outcome.COMPLETED}
+    assert "2 groups of about 2, 0 of 4 from where they stood" in events[0].reason
+
+
+def test_a_group_too_wide_for_a_simulated_device_shrinks_until_it_fits():
+    def wide(seed):
+        make = lambda: nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))  # noqa: E731
+        data = (torch.randn(32, 64), torch.randint(0, 10, (32,)))
+        optimizer = partial(torch.optim.Adam, lr=0.01)
+        return carpool.Job(make, data, name=str(seed), loss=F.cross_entropy, optimizer=optimizer, seed=seed)
+
+    with Live() as free:
+        expected, _ = train([wide(seed) for seed in range(12)], strategy="auto")
+    with Live(capacity_bytes=free.peak_bytes * 2 // 3):
+        results, events = train([wide(seed) for seed in range(12)], strategy="auto")
+    assert events
+    assert {result.outcome for result in results} == {Outcome.COMPLETED}
+    assert len(expected) == len(results)
