@@ -9,6 +9,7 @@ from torch import nn
 
 import carpool
 from carpool.errors import BudgetError, OptionError
+from carpool.events import GroupEnded, GroupStarted
 from carpool.result import Outcome
 
 
@@ -55,10 +56,10 @@ def test_groups_that_do_not_fit_beside_one_another_wait():
             self.open = 0
 
         def __call__(self, event):
-            if isinstance(event, carpool.events.GroupStarted):
+            if isinstance(event, GroupStarted):
                 self.open += 1
                 held.append(self.open)
-            elif isinstance(event, carpool.events.GroupEnded):
+            elif isinstance(event, GroupEnded):
                 self.open -= 1
 
     jobs = [job(i, hidden=128 + i) for i in range(6)]  # no two have one structure

@@ -18,6 +18,7 @@ WITH_CODE = (
     "docs/fidelity.md",
     "docs/fusing.md",
     "docs/interleaved.md",
+    "docs/memory.md",
     "docs/own-loop.md",
 )
 MARKERS = ("<!-- benchmarks:start -->", "<!-- benchmarks:end -->")

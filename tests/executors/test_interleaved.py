@@ -159,10 +159,19 @@ def test_on_error_raise_raises_at_the_first(strategy: str):
 
 
 def test_a_job_whose_session_cannot_be_opened_fails_alone():
-    error = MemoryError("no room")
+    error = OSError("no driver")
     trip = Trip(pair(), FakeAdapter(solo_errors={"a": error}), "in_turn").go()
     assert trip.outcomes() == {"a": "failed", "b": "completed"}
     assert trip.run.results["a"].error is error
+
+
+def test_a_job_whose_session_finds_no_room_is_opened_alone_and_then_given_up():
+    trip = Trip(pair(), FakeAdapter(solo_errors={"a": MemoryError("no room")}), "interleaved").go()
+    assert trip.outcomes() == {"a": "out_of_memory", "b": "completed"}
+    assert "no room" in str(trip.run.results["a"].error)
+    (fell,) = [event for event in trip.events if isinstance(event, GroupFellBack)]
+    assert fell.names == ("a",)
+    assert trip.held_bytes() == 0
 
 
 def test_rejected_jobs_fail_first_and_the_rest_runs():

@@ -267,7 +267,7 @@ class Run:
         if isinstance(lane.session, FusedSession):
             with lane.session.turn():
                 lane.session.abandon()
-        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step that failed
+        _drop_frames(error)
         self._close(lane)
         for name in self._left(entry):
             if not fused and name not in saved:  # it trained in place, and may hold half a step
@@ -375,6 +375,14 @@ class Run:
     def _raise_if_asked(self, error: BaseException) -> None:
         if self._orders.on_error == "raise":
             raise error
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Frees what the frames of an error, and of those behind it, hold: the tensors of the step that failed."""
+    behind: BaseException | None = error
+    while behind is not None:
+        traceback.clear_frames(behind.__traceback__)
+        behind = behind.__cause__ or behind.__context__
 
 
 def _result(

@@ -1,6 +1,7 @@
 """Devices that run full in the middle of a run: who did not fit goes on smaller or alone, and the others notice nothing."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -25,18 +26,18 @@ def net(hidden=8):
 
 
 def job(seed, hidden=8, **options):
-    options = {"loss": F.cross_entropy} | options
-    optimizer = options.pop("optimizer", partial(torch.optim.Adam, lr=0.01))
+    given: dict[str, Any] = {"loss": F.cross_entropy} | options
+    optimizer = given.pop("optimizer", partial(torch.optim.Adam, lr=0.01))
     make = partial(net, hidden)
     return carpool.Job(
-        make, (X, Y), name=str(seed), optimizer=optimizer, batch_size=8, epochs=4, seed=seed, **options
+        make, (X, Y), name=str(seed), optimizer=optimizer, batch_size=8, epochs=4, seed=seed, **given
     )
 
 
 def train(jobs, **options):
     seen = []
-    options = {"compile": False, "device": "cpu"} | options
-    return carpool.train(jobs, reporters=[seen.append], **options), [
+    given: dict[str, Any] = {"compile": False, "device": "cpu"} | options
+    return carpool.train(jobs, reporters=[seen.append], **given), [
         e for e in seen if isinstance(e, GroupFellBack)
     ]
 
@@ -112,11 +113,8 @@ class Updating(torch.optim.SGD):
     """An optimizer that finds the device full when it has updated some of its parameters."""
 
     def step(self, closure=None):
-        first = self.param_groups[0]["params"][0]
-        first.data.add_(1.0)
-        first.add_(0.0) if not first.requires_grad else torch._C._autograd._unsafe_set_version_counter(
-            (first,), (first._version + 1,)
-        )
+        with torch.no_grad():
+            self.param_groups[0]["params"][0].add_(1.0)
         raise torch.OutOfMemoryError("no room in the middle of an update")
 
 
