@@ -52,7 +52,10 @@ class Attention(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(7, 8)
         self.place = nn.Parameter(torch.randn(5, 8) * 0.02)
-        self.norm, self.qkv, self.out = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 7)
+        self.norm, self.out = nn.LayerNorm(8), nn.Linear(8, 7)
+        self.qkv = nn.Linear(
+            8, 24, bias=False
+        )  # a bias of keys has no gradient: optimizers would follow its rounding
 
     def forward(self, x):
         y = self.embed(x) + self.place
@@ -164,7 +167,9 @@ def conv_1d() -> nn.Module:
 def conv_transposed() -> nn.Module:
     return nn.Sequential(
         nn.Unflatten(1, (1, 6)),
-        nn.ConvTranspose1d(1, 2, 3),
+        nn.ConvTranspose1d(
+            1, 2, 3, bias=False
+        ),  # the norm takes a bias out again: its gradient would be rounding
         nn.InstanceNorm1d(2),
         nn.Flatten(),
         nn.Linear(16, 3),
