@@ -1,4 +1,4 @@
-"""`python -m benchmarks [cpu|gpu|matrix|mix|loaders|readme]`: parse, run, print."""
+"""`python -m benchmarks [cpu|gpu|matrix|mix|loaders|memory|readme]`: parse, run, print."""
 
 from __future__ import annotations
 
@@ -28,7 +28,14 @@ def main(arguments: list[str] | None = None) -> int:
         return _readme(options.out)
     with _empty_compiler_cache():
         command = options.command or _default_command()
-        runs = {"gpu": _gpu, "cpu": _cpu, "matrix": _matrix, "mix": _mix, "loaders": _loaders}
+        runs = {
+            "gpu": _gpu,
+            "cpu": _cpu,
+            "matrix": _matrix,
+            "mix": _mix,
+            "loaders": _loaders,
+            "memory": _memory,
+        }
         return runs[command](options)
 
 
@@ -39,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "command",
         nargs="?",
-        choices=["cpu", "gpu", "matrix", "mix", "loaders", "readme"],
+        choices=["cpu", "gpu", "matrix", "mix", "loaders", "memory", "readme"],
         help="default: gpu where there is one, else cpu",
     )
     parser.add_argument("--quick", action="store_true", help="a look in about a minute; never used by readme")
@@ -107,6 +114,13 @@ def _gpu(options: argparse.Namespace) -> int:
     limits = gpu.Limits(options.windows, gpu.WINDOW_S, options.budget_s)
     report = _report("gpu", options, hardware.describe(device), gpu.settings(limits, compile), gpu.NOTES)
     return _record(report, gpu.run(sizes, limits, device, compile, _say), options.out)
+
+
+def _memory(options: argparse.Namespace) -> int:
+    from benchmarks import hardware, memory
+
+    device = options.device or ("cuda:0" if _default_command() == "gpu" else "cpu")
+    return _plainly("memory", hardware.describe(device), memory.run(device, _say), options.out)
 
 
 def _matrix(options: argparse.Namespace) -> int:
