@@ -28,7 +28,9 @@ WITH_EXAMPLES = {
     "carpool.kernels.updates.table",
     "carpool.planning.cursor",
     "carpool.planning.widths",
+    "carpool.memory.enforce",
     "carpool.memory.ledger",
+    "carpool.memory.policy",
     "carpool.testing.fakes",
     "carpool.testing.pairs",
 }
