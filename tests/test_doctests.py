@@ -27,6 +27,7 @@ WITH_EXAMPLES = {
     "carpool.train",
     "carpool.kernels.updates.table",
     "carpool.planning.cursor",
+    "carpool.process.mps",
     "carpool.planning.widths",
     "carpool.memory.enforce",
     "carpool.memory.ledger",
