@@ -80,7 +80,8 @@ def test_only_an_adapter_imports_its_framework(path: Path):
 
 @pytest.mark.parametrize("path", FILES, ids=place)
 def test_nothing_imports_the_command_line(path: Path):
-    assert not {name for name in imported(path) if name.split(".")[:2] == ["carpool", "cli"]}
+    if place(path) != "__main__.py":
+        assert not {name for name in imported(path) if name.split(".")[:2] == ["carpool", "cli"]}
 
 
 @pytest.mark.parametrize("path", FILES, ids=place)

@@ -42,7 +42,7 @@ def read() -> Environment:
     return Environment(
         python=platform.python_version(),
         carpool=_version("carpool") or "not installed (run from its source)",
-        cores=_cores(),
+        cores=cores(),
         frameworks={name: _version(name) for name in FRAMEWORKS},
         gpus=device.gpus(),
         torch_cuda=_torch_cuda(),
@@ -83,7 +83,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many processors this process may use."""
     if hasattr(
         os, "sched_getaffinity"
     ):  # what this process may use, which is less than the machine in a container
