@@ -204,6 +204,7 @@ def test_too_late_for_a_torch_that_holds_more(monkeypatch: pytest.MonkeyPatch, g
 
 
 def test_visible_devices_changed_after_cuda_began(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]):
+    monkeypatch.setattr(enforce, "_is_visible_changed", lambda: "CUDA_VISIBLE_DEVICES" in environ)
     monkeypatch.setattr(device, "gpus", lambda: (DeviceMemory("a", GIB, GIB),) * 4)
     monkeypatch.setattr(device, "read", lambda name: DeviceMemory("a", GIB, GIB))
     begin_torch(monkeypatch, reserved=0, gpus=4)
@@ -213,6 +214,35 @@ def test_visible_devices_changed_after_cuda_began(monkeypatch: pytest.MonkeyPatc
         TooLateError, match=r"'1', which shows 1 .+ torch has initialised 4.+before import torch"
     ):
         carpool.limit_memory()
+
+
+def test_partitioned_gpus_that_cuda_counts_otherwise_are_not_a_change(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(device, "gpus", lambda: (DeviceMemory("a", GIB, GIB),) * 4)
+    monkeypatch.setattr(device, "read", lambda name: DeviceMemory("a", GIB, GIB))
+    monkeypatch.setattr(enforce, "_is_visible_changed", lambda: False)
+    begin_torch(monkeypatch, reserved=0, gpus=1)
+    carpool.limit_memory()
+
+
+@pytest.mark.parametrize(
+    ("began", "now", "changed"), [(None, None, False), ("0", "0", False), ("0", "1", True)]
+)
+def test_a_change_is_seen_against_what_the_process_began_with(
+    began: str | None, now: str | None, changed: bool
+):
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    code = (
+        f"import os; os.environ.update({{'CUDA_VISIBLE_DEVICES': {now!r}}} if {now!r} else {{}})\n"
+        "from carpool.memory import enforce; print(enforce.begun().is_visible_changed)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | ({"CUDA_VISIBLE_DEVICES": began} if began else {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.stdout.strip() == str(changed), ran.stderr
 
 
 def test_what_has_not_begun_is_not_too_late():

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -61,6 +62,8 @@ class Begun:
     """What torch's allocator has reserved on the current device."""
     torch_gpus: int | None = None
     """How many GPUs torch sees, once CUDA is initialised."""
+    is_visible_changed: bool = False
+    """Whether CUDA_VISIBLE_DEVICES is another than when the process began."""
 
 
 def begun() -> Begun:
@@ -71,6 +74,7 @@ def begun() -> Begun:
         tensorflow=_tensorflow_begun(sys.modules),
         torch_bytes=torch.reserved_bytes() if torch else 0,
         torch_gpus=torch.initialised_gpus() if torch else None,
+        is_visible_changed=_is_visible_changed(),
     )
 
 
@@ -84,12 +88,8 @@ def too_late(
     if begun.tensorflow:
         started = "TensorFlow has initialised its GPUs, with the settings of that moment"
         return sentence("TensorFlow's devices not to be initialised", started, f"{_FIRST} import tensorflow")
-    if begun.torch_gpus is not None and (wanted := visible_gpus(visible, gpus)) != begun.torch_gpus:
-        return sentence(
-            "CUDA_VISIBLE_DEVICES to stay as it was when torch initialised CUDA",
-            f"{visible!r}, which shows {wanted} of the machine's GPUs, while torch has initialised {begun.torch_gpus}",
-            "set os.environ['CUDA_VISIBLE_DEVICES'] before import torch, or in the shell",
-        )
+    if changed := visible_changed_late(begun, visible, gpus):
+        return changed
     most = policy.limit_bytes(total_bytes) if total_bytes else None
     if most is not None and begun.torch_bytes > most:
         return sentence(
@@ -98,6 +98,21 @@ def too_late(
             f"{_FIRST} the first tensor on the GPU, or delete tensors and call torch.cuda.empty_cache() first",
         )
     return None
+
+
+def visible_changed_late(begun: Begun, visible: str | None, gpus: int) -> str | None:
+    """What is wrong where the process changed CUDA_VISIBLE_DEVICES and torch had its GPUs before that.
+
+    A variable that nobody changed is never wrong: where a GPU is partitioned, CUDA counts in its own way.
+    """
+    shows = visible_gpus(visible, gpus)
+    if not begun.is_visible_changed or begun.torch_gpus in (None, shows):
+        return None
+    return sentence(
+        "CUDA_VISIBLE_DEVICES to stay as it was when torch initialised CUDA",
+        f"{visible!r}, which shows {shows} of the machine's GPUs, while torch has initialised {begun.torch_gpus}",
+        "set os.environ['CUDA_VISIBLE_DEVICES'] before import torch, or in the shell",
+    )
 
 
 def visible_gpus(visible: str | None, gpus: int) -> int:
@@ -125,6 +140,18 @@ def _torch() -> Any:
     if not hasattr(sys.modules.get("torch"), "cuda"):
         return None
     return importlib.import_module("carpool.adapters.torch.memory")
+
+
+def _is_visible_changed() -> bool:
+    """False where the system does not tell what the process began with."""
+    name = "CUDA_VISIBLE_DEVICES"
+    try:
+        first = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    began = next((text.partition(b"=")[2] for text in first if text.startswith(name.encode() + b"=")), None)
+    now = os.environ.get(name)
+    return began != (None if now is None else os.fsencode(now))
 
 
 def _jax_platforms(modules: Mapping[str, ModuleType]) -> tuple[str, ...]:
