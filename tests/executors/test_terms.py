@@ -93,3 +93,7 @@ def test_a_hidden_gpu_is_no_gpu(monkeypatch: pytest.MonkeyPatch):
     assert found_device() == (replace(GPU, name="cuda"), True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert found_device() == (replace(GPU, name="cpu"), False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-3f2a")
+    assert found_device() == (replace(GPU, name="cuda"), True)
+    monkeypatch.setattr(device, "gpus", lambda: ())
+    assert found_device() == (replace(GPU, name="cpu"), False)

@@ -40,9 +40,9 @@ def limit_memory(memory: Size = "auto", *, growth: bool = True) -> None:
 
 def enforce(policy: Policy) -> None:
     """Sets the policy for this process: variables for what is not imported yet, calls for what is."""
-    found = device.gpus()
-    total = device.read("cuda").total_bytes if _usable(found) else None
-    if late := too_late(begun(), policy, total, os.environ.get("CUDA_VISIBLE_DEVICES"), len(found)):
+    gpus, visible = len(device.gpus()), os.environ.get("CUDA_VISIBLE_DEVICES")
+    total = device.read("cuda").total_bytes if visible_gpus(visible, gpus) else None
+    if late := too_late(begun(), policy, total, visible, gpus):
         raise TooLateError(late)
     os.environ.update(variables(policy, total, os.environ))
     if (torch := _torch()) is not None:
@@ -118,10 +118,10 @@ def visible_changed_late(begun: Begun, visible: str | None, gpus: int) -> str | 
 def visible_gpus(visible: str | None, gpus: int) -> int:
     """How many of the machine's GPUs CUDA_VISIBLE_DEVICES shows; an entry that names none hides all after it.
 
-    >>> visible_gpus(None, 4), visible_gpus("1,0", 4), visible_gpus("2,9,1", 4), visible_gpus("", 4)
+    >>> visible_gpus(None, 4), visible_gpus("1,0", 4), visible_gpus("2,9,1", 4), visible_gpus("GPU-3f", 0)
     (4, 2, 1, 0)
     """
-    if visible is None:
+    if visible is None or not gpus:
         return gpus
     shown_gpus = 0
     for part in (part.strip() for part in visible.split(",")):
@@ -129,10 +129,6 @@ def visible_gpus(visible: str | None, gpus: int) -> int:
             break
         shown_gpus += 1
     return shown_gpus
-
-
-def _usable(found: tuple[device.DeviceMemory, ...]) -> bool:
-    return bool(found) and visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), len(found)) > 0
 
 
 def _torch() -> Any:
