@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from carpool.doctor import NOTE, OK, PROBLEM, Finding, examine
-from carpool.environment import Environment, cuda_of, mps_runs, read
+from carpool.environment import Environment, cuda_of, mps_runs, read, tensorflow_cuda_of
 from carpool.memory.device import DeviceMemory
+from carpool.memory.enforce import Begun
 
 GIB = 1 << 30
 NO_FRAMEWORK = {"torch": None, "jax": None, "keras": None, "tensorflow": None}
@@ -73,6 +74,33 @@ def test_torch_and_driver_must_agree(build: str | None, driver: str | None, expe
     assert state(replace(WITH_GPU, torch_cuda=build, driver_cuda=driver), "torch CUDA") == expected
 
 
+@pytest.mark.parametrize("framework", ["jax", "tensorflow"])
+@pytest.mark.parametrize(
+    ("build", "driver", "expected"),
+    [
+        ("12.5.1", "13.1", OK),
+        ("13", "13.1", OK),
+        ("13", "12.8", PROBLEM),
+        (None, "13.0", NOTE),
+        ("13", None, NOTE),
+    ],
+)
+def test_the_other_frameworks_and_the_driver_must_agree_too(
+    framework: str, build: str | None, driver: str | None, expected: str
+) -> None:
+    installed = replace(
+        WITH_GPU,
+        frameworks={**WITH_GPU.frameworks, framework: "1.0"},
+        driver_cuda=driver,
+        jax_cuda=build,
+        tensorflow_cuda=build,
+    )
+    subject = {"jax": "JAX CUDA", "tensorflow": "TensorFlow CUDA"}[framework]
+    assert state(installed, subject) == expected
+    assert state(replace(installed, gpus=()), subject) is None
+    assert state(WITH_GPU, subject) is None
+
+
 def test_no_compiler_is_a_problem_on_the_cpu_only() -> None:
     assert state(replace(CPU_ONLY, compiler=None), "C++ compiler") == PROBLEM
     assert state(replace(WITH_GPU, compiler=None), "C++ compiler") == NOTE
@@ -120,6 +148,36 @@ def test_frameworks_that_take_the_whole_gpu_are_noted() -> None:
     assert state(replace(both, gpus=()), "JAX memory") is None
 
 
+def test_settings_with_two_names_must_agree() -> None:
+    jax = replace(WITH_GPU, frameworks={**WITH_GPU.frameworks, "jax": "0.10"})
+    both = with_variables(jax, XLA_CLIENT_MEM_FRACTION="0.5", XLA_PYTHON_CLIENT_MEM_FRACTION="0.5")
+    assert state(both, "XLA_CLIENT_MEM_FRACTION") == PROBLEM
+    assert state(with_variables(jax, XLA_CLIENT_MEM_FRACTION="0.5"), "XLA_CLIENT_MEM_FRACTION") is None
+    same = with_variables(WITH_GPU, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+    assert state(same, "PYTORCH_ALLOC_CONF") is None
+    assert state(with_variables(WITH_GPU, PYTORCH_CUDA_ALLOC_CONF="x:1"), "PYTORCH_ALLOC_CONF") == PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("begun", "subject", "expected", "said"),
+    [
+        (Begun(), "memory policy", None, ""),
+        (Begun(jax=("cuda",)), "memory policy", NOTE, "before the first use of jax"),
+        (Begun(tensorflow=True), "memory policy", NOTE, "before import tensorflow"),
+        (Begun(torch_gpus=1), "memory policy", NOTE, "current device only"),
+        (Begun(torch_gpus=4, is_visible_changed=True), "visible GPUs", PROBLEM, "torch has initialised 4"),
+        (Begun(torch_gpus=4), "visible GPUs", None, ""),
+    ],
+)
+def test_what_comes_too_late_in_this_process_is_said(
+    begun: Begun, subject: str, expected: str | None, said: str
+) -> None:
+    environment = replace(WITH_GPU, begun=begun)
+    assert state(environment, subject) == expected
+    assert said in getattr(found(environment, subject), "text", "")
+    assert state(replace(environment, gpus=()), subject) is None
+
+
 def test_torch_settings_that_cost_are_said() -> None:
     assert state(replace(WITH_GPU, variables={}), "PYTORCH_ALLOC_CONF") == NOTE
     assert state(WITH_GPU, "PYTORCH_ALLOC_CONF") is None
@@ -135,6 +193,21 @@ def test_cuda_is_read_from_torchs_version_file() -> None:
         == "12.8"
     )
     assert cuda_of("cuda: Optional[str] = None\n") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "build_info = collections.OrderedDict([('cuda_version', '12.5.1'), ('is_cuda_build', True)])",
+            "12.5.1",
+        ),
+        ('build_info = {"cuda_version": "12.5"}', "12.5"),
+        ("build_info = {'is_cuda_build': False}", None),
+    ],
+)
+def test_cuda_is_read_from_tensorflows_build_file(text: str, expected: str | None) -> None:
+    assert tensorflow_cuda_of(text) == expected
 
 
 def test_mps_runs_while_its_daemon_lives(tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ def test_only_an_adapter_imports_its_framework(path: Path):
 
 @pytest.mark.parametrize("path", FILES, ids=place)
 def test_nothing_imports_the_command_line(path: Path):
-    assert not {name for name in imported(path) if name.split(".")[:2] == ["carpool", "cli"]}
+    if place(path) != "__main__.py":
+        assert not {name for name in imported(path) if name.split(".")[:2] == ["carpool", "cli"]}
 
 
 @pytest.mark.parametrize("path", FILES, ids=place)
@@ -156,6 +157,7 @@ def test_the_public_names_are_these():
         "batch_order",
         "data",
         "grid",
+        "limit_memory",
         "plan",
         "predict",
         "train",
@@ -193,6 +195,7 @@ def test_public_functions_take_their_options_by_name():
         (carpool.Job, ["model", "data"]),
         (carpool.predict, ["models", "inputs"]),
         (carpool.Stack, ["models", "optimizers"]),
+        (carpool.limit_memory, ["memory"]),
     ):
         parameters = inspect.signature(function).parameters.values()
         assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == positional

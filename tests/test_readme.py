@@ -1,5 +1,6 @@
 """What the documents say runs, their links lead somewhere, and the benchmarks find their place in the README."""
 
+import os
 import re
 from pathlib import Path
 
@@ -20,7 +21,9 @@ WITH_CODE = (
     "docs/interleaved.md",
     "docs/memory.md",
     "docs/own-loop.md",
+    "docs/process-memory.md",
 )
+XLA = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 MARKERS = ("<!-- benchmarks:start -->", "<!-- benchmarks:end -->")
 
 
@@ -43,7 +46,9 @@ def test_the_documents_that_should_show_code_do():
 
 
 @pytest.mark.parametrize(("document", "line", "code"), BLOCKS)
-def test_the_code_runs(document: Path, line: int, code: str):
+def test_the_code_runs(document: Path, line: int, code: str, monkeypatch: pytest.MonkeyPatch):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TF_FORCE_GPU_ALLOW_GROWTH", *XLA):
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # what a document sets is taken back
     padded = "\n" * (line - 1) + code  # a traceback names the document's own line
     exec(compile(padded, str(document), "exec"), {"__name__": "__main__"})
 

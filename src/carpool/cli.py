@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
 import carpool
-from carpool import environment, reporters
+from carpool import environment, reporters, scripts
 from carpool.demo import EPOCHS
 from carpool.demo import run as run_demo
 from carpool.doctor import PROBLEM, examine, table
 from carpool.errors import CarpoolError, Interrupted
+from carpool.executors.interrupt import Bell
+from carpool.executors.scripts import run as run_scripts
+from carpool.executors.terms import Wanted, found_device, make_terms, with_folder, with_service
 from carpool.jobfile import load_jobs
+from carpool.process import mps as sharing
+from carpool.reporters.prefixed import Prefixed
 
 app = typer.Typer(
     help="Train many models at once on one GPU, each ending where it would have ended alone.",
@@ -103,9 +111,74 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+class _Verbatim(TyperCommand):
+    """A command whose arguments are another program's: from the first word that is not an option of ours, or `-m`, as they are."""
+
+    def parse_args(self, ctx, args):
+        position = 0
+        takes_value = {
+            name for option in self.params for name in option.opts if not getattr(option, "is_flag", True)
+        }
+        while position < len(args) and args[position].startswith("--") and args[position] != "--":
+            position += 2 if args[position] in takes_value else 1
+        if args[position : position + 1] == ["-m"]:
+            args = [*args[:position], "--", *args[position:]]
+        return super().parse_args(ctx, args)
+
+
+@app.command("exec", cls=_Verbatim, context_settings={"allow_interspersed_args": False})
+def execute(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT [ARGUMENTS] [: SCRIPT [ARGUMENTS]]...",
+            help="Python files, -m modules or programs, each with its arguments.",
+        ),
+    ],
+    memory: Annotated[
+        str, typer.Option(help='Each script\'s cap: "8GiB" or "25%"; the others wait.')
+    ] = "auto",
+    jobs: Annotated[int | None, typer.Option(min=1, help="How many at once; as many as cores.")] = None,
+    share: Annotated[
+        float | None, typer.Option(help="Of the GPU's processors, for each script, with MPS: 0.25, say.")
+    ] = None,
+    grid: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE,VALUE: run with --NAME VALUE for each; repeatable.")
+    ] = None,
+    logs: Annotated[Path | None, typer.Option(help="A folder for each script's whole output.")] = None,
+    mps: Annotated[
+        bool | None,
+        typer.Option("--mps/--no-mps", help="Share the GPU through CUDA MPS; on where it is there."),
+    ] = None,
+) -> None:
+    """Run unmodified scripts side by side; the exit code is 1 when some of them failed."""
+    with _one_line_errors(), Bell() as bell:
+        found = scripts.parse(words, grid or ())
+        scripts.check(found)
+        wanted = Wanted(memory, jobs, share, logs)
+        device, is_gpu = found_device()
+        terms = with_folder(make_terms(wanted, device, is_gpu, os.environ), wanted)
+        asked = is_gpu if mps is None else mps
+        with sharing.service() if asked else nullcontext(sharing.Service(False, "no MPS")) as service:
+            _say_terms(service, share, asked or share is not None, terms.logs)
+            output = Prefixed(sys.stdout.buffer, sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+            ended = run_scripts(found, with_service(terms, service), output, bell)
+        is_interrupted = bell.rung > 0
+    typer.echo(scripts.table(ended))
+    if is_interrupted or not all(each.is_completed for each in ended):
+        raise typer.Exit(_INTERRUPTED if is_interrupted else 1)
+
+
 def main() -> None:
     """The `carpool` command."""
     app()
+
+
+def _say_terms(service: sharing.Service, share: float | None, is_asked: bool, logs: Path) -> None:
+    if is_asked:
+        lost = "; --share has no effect without it" if share is not None and not service.on else ""
+        typer.echo(f"carpool: {service.story}{lost}", err=True)
+    typer.echo(f"carpool: logs in {logs}", err=True)
 
 
 def _leaderboard(results: carpool.Results) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from carpool.environment import Environment
 from carpool.memory.device import DeviceMemory
+from carpool.memory.enforce import too_late, visible_changed_late
+from carpool.memory.policy import TORCH_NAMES, Policy
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 _GIB = 1 << 30
@@ -56,22 +58,31 @@ def _gpu_memory(gpu: DeviceMemory) -> tuple[str, str]:
     return OK, text
 
 
-def _torch_cuda(env: Environment) -> Iterator[Finding]:
-    """Whether torch's CUDA is one the driver can run: within a major version, drivers run newer minor ones too."""
-    if not env.gpus or not env.frameworks.get("torch"):
+def _cuda(env: Environment) -> Iterator[Finding]:
+    """Whether each framework's CUDA is one that the driver can run. Without CUDA, only torch is a problem: we train it."""
+    if not env.gpus:
         return
-    build, driver = env.torch_cuda, env.driver_cuda
+    if env.frameworks.get("torch"):
+        absent = "torch was built without CUDA: install a CUDA build to use the GPU"
+        yield _beside_driver("torch CUDA", env.torch_cuda, env.driver_cuda, (PROBLEM, absent))
+    if env.frameworks.get("jax"):
+        absent = "JAX has no plugin for CUDA, so it runs on the CPU: pip install 'jax[cuda13]' to use the GPU"
+        yield _beside_driver("JAX CUDA", env.jax_cuda, env.driver_cuda, (NOTE, absent))
+    if env.frameworks.get("tensorflow"):
+        absent = "TensorFlow was built without CUDA: pip install 'tensorflow[and-cuda]' to use the GPU"
+        yield _beside_driver("TensorFlow CUDA", env.tensorflow_cuda, env.driver_cuda, (NOTE, absent))
+
+
+def _beside_driver(subject: str, build: str | None, driver: str | None, absent: tuple[str, str]) -> Finding:
+    """Within a major version, drivers run newer minor ones too."""
     if build is None:
-        yield Finding(
-            "torch CUDA", PROBLEM, "torch was built without CUDA: install a CUDA build to use the GPU"
-        )
-    elif driver is None:
-        yield Finding("torch CUDA", NOTE, f"built for {build}; the driver does not say what it supports")
-    elif _major(build) > _major(driver):
+        return Finding(subject, *absent)
+    if driver is None:
+        return Finding(subject, NOTE, f"built for {build}; the driver does not say what it supports")
+    if _major(build) > _major(driver):
         text = f"built for {build}, the driver supports up to {driver}: update the driver or install an older build"
-        yield Finding("torch CUDA", PROBLEM, text)
-    else:
-        yield Finding("torch CUDA", OK, f"built for {build}, the driver supports up to {driver}")
+        return Finding(subject, PROBLEM, text)
+    return Finding(subject, OK, f"built for {build}, the driver supports up to {driver}")
 
 
 def _major(version: str) -> int:
@@ -93,7 +104,9 @@ def _mps(env: Environment) -> Iterator[Finding]:
         return
     if env.mps_control is None:
         yield Finding(
-            "CUDA MPS", NOTE, "nvidia-cuda-mps-control not found; only sharing between processes would use it"
+            "CUDA MPS",
+            NOTE,
+            "nvidia-cuda-mps-control not found: processes of carpool exec take turns on the GPU",
         )
     else:
         yield Finding("CUDA MPS", OK, f"{env.mps_control}, {'running' if env.mps_running else 'not running'}")
@@ -146,19 +159,45 @@ def _preallocation(env: Environment) -> Iterator[Finding]:
         return
     kept = env.variables.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower() in ("true", "1")
     if env.frameworks.get("jax") and kept and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in env.variables:
-        text = "JAX takes 75 % of the GPU when it starts: set XLA_PYTHON_CLIENT_PREALLOCATE=false to share it"
+        text = "JAX takes 75 % of the GPU when it starts: set XLA_PYTHON_CLIENT_PREALLOCATE=false to share it, or call carpool.limit_memory first"
         yield Finding("JAX memory", NOTE, text)
     grows = env.variables.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("true", "1")
     if env.frameworks.get("tensorflow") and not grows:
-        text = "TensorFlow takes the whole GPU when it starts: set TF_FORCE_GPU_ALLOW_GROWTH=true to share it"
+        text = "TensorFlow takes the whole GPU when it starts: set TF_FORCE_GPU_ALLOW_GROWTH=true to share it, or call carpool.limit_memory first"
         yield Finding("TensorFlow memory", NOTE, text)
+
+
+def _policy_names(env: Environment) -> Iterator[Finding]:
+    """Settings that have two names, where the two disagree."""
+    newer, older = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    if env.frameworks.get("jax") and env.variables.get(newer) and env.variables.get(older):
+        yield Finding(
+            newer, PROBLEM, f"is set together with {older}, its older name, which JAX refuses: unset one"
+        )
+    said = [env.variables[name] for name in TORCH_NAMES if env.variables.get(name)]
+    if env.frameworks.get("torch") and len(set(said)) > 1:
+        text = f"is {said[0]!r} and {TORCH_NAMES[1]}, its older name, is {said[1]!r}: torch mixes the two; unset one"
+        yield Finding(TORCH_NAMES[0], PROBLEM, text)
+
+
+def _begun(env: Environment) -> Iterator[Finding]:
+    """What of a memory policy, or of CUDA_VISIBLE_DEVICES, would come too late in this process."""
+    if not env.gpus:
+        return
+    visible = env.variables.get("CUDA_VISIBLE_DEVICES")
+    if changed := visible_changed_late(env.begun, visible, len(env.gpus)):
+        yield Finding("visible GPUs", PROBLEM, changed)
+    elif late := too_late(env.begun, Policy(), None, visible, len(env.gpus)):
+        yield Finding("memory policy", NOTE, f"would come too late in this process. {late}")
+    elif env.begun.torch_gpus is not None:
+        text = "torch has initialised CUDA: carpool.limit_memory now limits its current device only, call it before import torch"
+        yield Finding("memory policy", NOTE, text)
 
 
 def _torch_settings(env: Environment) -> Iterator[Finding]:
     if not env.frameworks.get("torch"):
         return
-    settings = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name of the first
-    if env.gpus and not any(env.variables.get(name) for name in settings):
+    if env.gpus and not any(env.variables.get(name) for name in TORCH_NAMES):
         text = (
             "unset; expandable_segments:True wastes less memory when groups of unlike sizes follow each other"
         )
@@ -179,12 +218,14 @@ CHECKS: tuple[Examine, ...] = (
     _versions,
     _frameworks,
     _gpus,
-    _torch_cuda,
+    _cuda,
     _compiler,
     _mps,
     _visible_devices,
     _threads,
     _preallocation,
+    _policy_names,
+    _begun,
     _torch_settings,
 )
 

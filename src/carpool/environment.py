@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 import pynvml
 
 from carpool.memory import device
+from carpool.memory.enforce import Begun, begun
 
 FRAMEWORKS = ("torch", "jax", "keras", "tensorflow")
 _PREFIXES = ("CUDA_", "OMP_", "XLA_", "TF_", "PYTORCH_", "TORCH")
@@ -30,11 +31,16 @@ class Environment:
     frameworks: Mapping[str, str | None]
     gpus: tuple[device.DeviceMemory, ...] = ()
     torch_cuda: str | None = None
+    jax_cuda: str | None = None
+    """Of JAX's plugin for GPUs, which is a package of its own."""
+    tensorflow_cuda: str | None = None
     driver_cuda: str | None = None
     compiler: str | None = None
     mps_control: str | None = None
     mps_running: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
+    begun: Begun = field(default_factory=Begun)
+    """What the frameworks of this process have begun."""
 
 
 def read() -> Environment:
@@ -42,15 +48,18 @@ def read() -> Environment:
     return Environment(
         python=platform.python_version(),
         carpool=_version("carpool") or "not installed (run from its source)",
-        cores=_cores(),
+        cores=cores(),
         frameworks={name: _version(name) for name in FRAMEWORKS},
         gpus=device.gpus(),
-        torch_cuda=_torch_cuda(),
+        torch_cuda=_cuda("torch", "version.py", cuda_of),
+        jax_cuda=_jax_cuda(),
+        tensorflow_cuda=_cuda("tensorflow", "python/platform/build_info.py", tensorflow_cuda_of),
         driver_cuda=_driver_cuda(),
         compiler=_compiler(),
         mps_control=shutil.which("nvidia-cuda-mps-control"),
         mps_running=mps_runs(Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")),
         variables={name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)},
+        begun=begun(),
     )
 
 
@@ -76,6 +85,16 @@ def cuda_of(version_file: str) -> str | None:
     return found.group(1) if found else None
 
 
+def tensorflow_cuda_of(build_file: str) -> str | None:
+    """The CUDA version in the text of TensorFlow's build_info.py.
+
+    >>> tensorflow_cuda_of("build_info = {'cuda_version': '12.5.1', 'is_cuda_build': True}")
+    '12.5.1'
+    """
+    found = re.search(r"""['"]cuda_version['"]\s*[,:]\s*['"](\d[\d.]*)['"]""", build_file)
+    return found.group(1) if found else None
+
+
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -83,7 +102,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many processors this process may use."""
     if hasattr(
         os, "sched_getaffinity"
     ):  # what this process may use, which is less than the machine in a container
@@ -96,12 +116,18 @@ def _compiler() -> str | None:
     return next((path for name in wanted if (path := shutil.which(name))), None)
 
 
-def _torch_cuda() -> str | None:
-    spec = importlib.util.find_spec("torch")  # finds the package without running it
+def _cuda(package: str, file: str, reading: Callable[[str], str | None]) -> str | None:
+    """The CUDA that a package was built for, from a file of it."""
+    spec = importlib.util.find_spec(package)  # finds the package without running it
     if spec is None or spec.origin is None:
         return None
-    version_file = Path(spec.origin).with_name("version.py")
-    return cuda_of(version_file.read_text()) if version_file.exists() else None
+    path = Path(spec.origin).parent / file
+    return reading(path.read_text()) if path.exists() else None
+
+
+def _jax_cuda() -> str | None:
+    """The name of JAX's plugin says its CUDA."""
+    return next((major for major in ("13", "12") if _version(f"jax-cuda{major}-plugin")), None)
 
 
 def _driver_cuda() -> str | None:

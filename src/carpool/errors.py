@@ -11,7 +11,8 @@ CarpoolError
 ├── FusionError         strategy="fused" for jobs that cannot be stacked
 ├── DeviceError         a device that does not exist
 ├── OptionError         an argument of train, plan, best or register with an unknown value
-├── FileError           a jobs file that cannot be read
+├── FileError           a jobs file that cannot be read, a script that is not there
+├── TooLateError        a memory policy after a framework has begun without it
 ├── OutOfRoomError      a job that did not fit on the device, even alone (a value in its result, likewise)
 └── StepError           a job that failed while running (a value in its result unless on_error="raise")
 Interrupted (a KeyboardInterrupt) carries the results so far.
@@ -70,7 +71,11 @@ class OptionError(CarpoolError, ValueError):
 
 
 class FileError(CarpoolError):
-    """A jobs file that cannot be imported or holds no jobs."""
+    """A jobs file that cannot be imported or holds no jobs, or a script that is not there."""
+
+
+class TooLateError(CarpoolError, RuntimeError):
+    """A memory policy was set after a framework had begun without it."""
 
 
 class StepError(CarpoolError, RuntimeError):

@@ -5,7 +5,9 @@ A second Ctrl-C is raised at once.
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 import threading
 from types import FrameType, TracebackType
 from typing import Any
@@ -38,3 +40,42 @@ class Pause:
         """Raises KeyboardInterrupt if Ctrl-C has come."""
         if self._asked:
             raise KeyboardInterrupt
+
+
+class Bell:
+    """Ctrl-C for a loop that waits in `select`: counted, and the descriptor becomes readable. Nothing is raised while it is open."""
+
+    def __init__(self) -> None:
+        self.rung = 0
+        self._near, self._far = socket.socketpair()
+        self._near.setblocking(False)
+        self._far.setblocking(False)
+        self._previous: Any = None
+
+    def __enter__(self) -> Bell:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._ring)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+        self._near.close()
+        self._far.close()
+
+    def fileno(self) -> int:
+        """Readable when it has rung."""
+        return self._near.fileno()
+
+    def heard(self) -> int:
+        """How often it has rung so far; quiet until it rings again."""
+        with contextlib.suppress(BlockingIOError):
+            self._near.recv(4096)
+        return self.rung
+
+    def _ring(self, _signal: int, _frame: FrameType | None) -> None:
+        self.rung += 1
+        with contextlib.suppress(BlockingIOError):
+            self._far.send(b"!")

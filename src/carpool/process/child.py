@@ -44,6 +44,8 @@ class Child:
         self.code: int | None = None
         self.error: str | None = None
         """Why the command could not be started."""
+        self.peak_bytes: int | None = None
+        """Once it has ended: the most host memory that one of its processes had."""
         self._text = b""
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -147,6 +149,7 @@ class Child:
             self.pid = message.get("pid", self.pid)
             self.code = message.get("code", self.code)
             self.error = message.get("error", self.error)
+            self.peak_bytes = message.get("peak_bytes", self.peak_bytes)
 
 
 def _tree_rss(pid: int) -> int | None:

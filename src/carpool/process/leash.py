@@ -4,13 +4,14 @@ Run by path with a bare interpreter (`python -I -S leash.py FD COMMAND...`), so 
 some 20 ms. It does not share the command's interpreter: a command that hangs in C, or holds its lock, is still stopped.
 
 The socket FD carries "t" (terminate) and "k" (kill) in, and lines of JSON out: {"pid": ...} once the command runs, {"code": ...} when it
-has ended (negative: a signal). When the other end closes, we are gone, and the command is killed.
+has ended (negative: a signal), with the most memory that one of its processes had. When the other end closes, we are gone, and the command is killed.
 """
 
 import contextlib
 import ctypes
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -36,7 +37,7 @@ def main(descriptor: int, command: list[str]) -> int:
     _say(parent, {"pid": child.pid})
     _watch(parent, child)
     _kill_rest(child.pid)
-    _say(parent, {"code": child.returncode})
+    _say(parent, {"code": child.returncode, "peak_bytes": _peak_bytes()})
     return 0
 
 
@@ -68,6 +69,11 @@ def _kill_rest(group: int) -> None:
         for pid in pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+
+
+def _peak_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _children() -> list[int]:

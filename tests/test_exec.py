@@ -1,0 +1,213 @@
+"""`carpool exec` as its users meet it: real processes, a real terminal, a real Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from carpool.cli import app
+from carpool.memory import device
+from carpool.memory.device import DeviceMemory
+from carpool.process import mps
+
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run in, with a script that shows its arguments."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "show.py").write_text("import sys; print(*sys.argv[1:])\n")
+    return tmp_path
+
+
+def carpool(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["exec", *arguments])
+
+
+def started(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    source = str(Path(mps.__file__).parents[2])
+    paths = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "carpool", "exec", *arguments]
+    return subprocess.Popen(
+        command, stdout=stdout, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
+    )
+
+
+def gone(pid: int, within_s: float = 5.0) -> bool:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def outcomes(result: Result) -> list[list[str]]:
+    lines = result.stdout.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("script "))
+    return [line.split()[:3] for line in lines[first + 1 :]]
+
+
+def test_two_scripts_with_their_own_options():
+    result = carpool("--logs", "out", "show.py", "--memory", "3", "-m", "--", ":", "show.py", "--help")
+    assert result.exit_code == 0, result.output
+    assert "show | --memory 3 -m --\n" in result.stdout
+    assert "show-2 | --help\n" in result.stdout
+    assert outcomes(result) == [["show", "completed", "0"], ["show-2", "completed", "0"]]
+    assert result.stderr == "carpool: logs in out\n"
+    assert Path("out", "show-2.log").read_text() == "--help\n"
+
+
+def test_a_grid_runs_every_cell():
+    result = carpool("--grid", "lr=0.1,0.01", "--grid", "seed=0,1", "--", "show.py", "--epochs", "3")
+    assert result.exit_code == 0, result.output
+    assert "show[lr=0.01,seed=1] | --epochs 3 --lr 0.01 --seed 1\n" in result.stdout
+    assert len(outcomes(result)) == 4
+    (folder,) = Path("carpool-logs").iterdir()
+    assert result.stderr == f"carpool: logs in {folder}\n"
+    assert {log.name for log in folder.iterdir()} == {
+        f"show[lr={lr},seed={seed}].log" for lr in ("0.1", "0.01") for seed in (0, 1)
+    }
+
+
+@pytest.mark.parametrize("options", [[], ["--jobs", "1"], ["--jobs=1"], ["--no-mps"], ["--jobs", "1", "--"]])
+def test_a_module_may_come_first(options: list[str]):
+    result = carpool(*options, "-m", "show", "--jobs", "-m")
+    assert result.exit_code == 0, result.output
+    assert "show | --jobs -m\n" in result.stdout
+
+
+def test_one_that_fails_makes_code_1_and_the_others_end():
+    Path("bad.py").write_text("raise SystemExit(7)")
+    result = carpool("bad.py", ":", "show.py", ":", "sh", "-c", "kill -SEGV $$")
+    assert result.exit_code == 1
+    assert outcomes(result) == [
+        ["bad", "failed", "7"],
+        ["show", "completed", "0"],
+        ["sh", "failed", "SIGSEGV"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show.py", ":", "no.py"], "no.py, which does not exist"),
+        (["--grid", "lr", "show.py"], "--grid NAME=VALUE"),
+        (["--memory", "12 bananas", "show.py"], "12 bananas"),
+        (["--memory", "9999TiB", "show.py"], "that are free on cpu"),
+        (["--share", "2", "show.py"], "a share above 0"),
+        (["show.py", ":"], "a script on each side"),
+    ],
+)
+def test_misuse_is_one_line_and_code_2_and_nothing_runs(arguments: list[str], said: str, here: Path):
+    result = carpool(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("carpool: Expected ")
+    assert result.stderr.count("\n") == 1
+    assert said in result.stderr
+    assert [path.name for path in here.iterdir()] == ["show.py"]
+
+
+def test_no_script_is_misuse():
+    assert carpool().exit_code == 2
+    assert carpool("--jobs", "0", "show.py").exit_code == 2
+
+
+def test_a_share_without_mps_is_said(monkeypatch: pytest.MonkeyPatch):
+    result = carpool("--share", "0.5", "--no-mps", "show.py")
+    assert result.exit_code == 0
+    assert "carpool: no MPS; --share has no effect without it\n" in result.stderr
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(mps, "_USUAL_PIPES", "/nowhere")
+    assert (
+        "carpool: no MPS: nvidia-cuda-mps-control is not on the PATH\n" in carpool("--mps", "show.py").stderr
+    )
+
+
+def test_with_a_gpu_mps_is_on_and_the_frameworks_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    gpu = DeviceMemory("H200", 80 * GIB, 70 * GIB)
+    monkeypatch.setattr(device, "gpus", lambda: (gpu,))
+    monkeypatch.setattr(device, "read", lambda name: gpu)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    pipes = tmp_path / "pipes"
+    pipes.mkdir()
+    (pipes / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(pipes))
+    names = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    Path("env.py").write_text(f"import os; print(*(os.environ[name] for name in {names}))")
+    result = carpool("--memory", "20GiB", "--share", "0.5", "env.py")
+    assert result.exit_code == 0, result.output
+    assert f"env | 0.250000 {pipes} 50\n" in result.stdout
+    assert "carpool: MPS, which is running already\n" in result.stderr
+    assert "MPS" not in carpool("--no-mps", "show.py").stderr
+
+
+SLEEPER = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("pids", os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_ctrl_c_and_death_leave_nothing_running(number: signal.Signals, code: int):
+    Path("sleeper.py").write_text(SLEEPER)
+    with started("--jobs", "2", "sleeper.py", ":", "sleeper.py", ":", "show.py") as us:
+        assert us.stdout is not None
+        said = [us.stdout.readline().split() for _ in range(2)]
+        assert sorted(line[0] for line in said) == [b"sleeper", b"sleeper-2"]
+        pids = [int(word) for line in said for word in line[3:]]
+        assert len(pids) == 4
+        us.send_signal(number)
+        rest = us.stdout.read().decode()
+    assert us.returncode == code
+    assert all(gone(pid) for pid in pids)
+    if number == signal.SIGINT:
+        rows = [line.split()[:3] for line in rest.splitlines()[1:]]
+        assert rows == [
+            ["sleeper", "interrupted", "SIGTERM"],
+            ["sleeper-2", "interrupted", "SIGTERM"],
+            ["show", "not", "started"],
+        ]
+
+
+def test_on_a_terminal_names_are_coloured(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    ours, theirs = pty.openpty()
+    with started("show.py", "1", stdout=theirs) as us:
+        os.close(theirs)
+        text = b""
+        try:
+            while data := os.read(ours, 4096):
+                text += data
+        except OSError:  # how a terminal says that its last writer is gone
+            pass
+    os.close(ours)
+    assert us.returncode == 0
+    assert b"\x1b[36mshow |\x1b[0m 1\r\n" in text
+
+
+def test_a_reader_that_goes_away_does_not_end_the_scripts():
+    Path("many.py").write_text("import sys\nfor n in range(20_000): print(n)\nopen('done', 'w').write('1')\n")
+    with started("--logs", "out", "many.py") as us:
+        assert us.stdout is not None
+        us.stdout.readline()
+        us.stdout.close()
+        us.stdout = None
+        assert us.stderr is not None
+        assert b"Traceback" not in us.stderr.read()
+    assert Path("done").exists()
+    assert Path("out", "many.log").read_text().splitlines()[-1] == "19999"
