@@ -156,6 +156,7 @@ def test_the_public_names_are_these():
         "batch_order",
         "data",
         "grid",
+        "map",
         "plan",
         "predict",
         "train",
@@ -193,6 +194,7 @@ def test_public_functions_take_their_options_by_name():
         (carpool.Job, ["model", "data"]),
         (carpool.predict, ["models", "inputs"]),
         (carpool.Stack, ["models", "optimizers"]),
+        (carpool.map, ["function", "configs"]),
     ):
         parameters = inspect.signature(function).parameters.values()
         assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == positional

@@ -8,6 +8,7 @@ from carpool.errors import CarpoolError, Interrupted
 from carpool.grid import grid
 from carpool.job import Job, Phase, Schedule
 from carpool.loop import Loop
+from carpool.map import map
 from carpool.predict import predict
 from carpool.random import batch_order
 from carpool.result import Outcome, Result, Results
@@ -32,6 +33,7 @@ __all__ = [
     "batch_order",
     "data",
     "grid",
+    "map",
     "plan",
     "predict",
     "train",

@@ -21,6 +21,7 @@ from carpool.process.wire import Blocks, Channel, Closed, Frame
 from carpool.process.worker import STACKS_SIGNAL
 
 _GRACE_S = 2.0
+_START_S = 60.0  # what a worker may take to say its first word, however short its timeout
 _STACKS_S = 2.0  # how long a worker may take to write its stacks
 _STORY_LINES = 40
 
@@ -59,6 +60,10 @@ class Supervisor:
     def pid(self) -> int | None:
         return self._child.pid
 
+    def fileno(self) -> int:
+        """Readable when it has said something, or died: for `select`."""
+        return self._channel.fileno()
+
     def call(self, call: Call, blocks: Blocks | None = None) -> None:
         """Gives the worker something to do. Raises what pickling the call raises; a dead worker is told by `poll`."""
         self.progress_s = time.monotonic()
@@ -78,8 +83,10 @@ class Supervisor:
             else:
                 self.progress_s = time.monotonic()
                 return message
-        if self.timeout_s is not None and time.monotonic() - self.progress_s > self.timeout_s:
-            raise self._timed_out(self.timeout_s)
+        if self.timeout_s is not None:
+            most_s = self.timeout_s if self.started else max(self.timeout_s, _START_S)
+            if time.monotonic() - self.progress_s > most_s:
+                raise self._timed_out(most_s)
         return None
 
     def wait(self, most_s: float | None = None) -> Message | None:
