@@ -20,6 +20,7 @@ WITH_CODE = (
     "docs/interleaved.md",
     "docs/memory.md",
     "docs/own-loop.md",
+    "docs/workers.md",
 )
 MARKERS = ("<!-- benchmarks:start -->", "<!-- benchmarks:end -->")
 
