@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from carpool import adapters
 from carpool import reporters as reporting
 from carpool.adapters.base import Adapter
-from carpool.errors import CarpoolError, Interrupted, OptionError, described, sentence
+from carpool.errors import CarpoolError, Interrupted, JobError, OptionError, described, sentence
 from carpool.events import Emit, Event, RunEnded, RunStarted
 from carpool.executors.interleaved import Orders, Run
 from carpool.executors.interrupt import Pause
@@ -134,7 +134,7 @@ def _planned(
         adapter = _adapter(job, loaded, compile)
         adapter.device(device)
         try:
-            specs.append(adapter.describe(job))
+            specs.append(replace(adapter.describe(job), apart=_apart(job, strategy)))
         except CarpoolError:
             raise
         except Exception as error:  # the user's own factory or data raised: that job's failure, not the run's
@@ -145,12 +145,18 @@ def _planned(
         if fuser is None:
             return f"the {members[0].adapter} adapter cannot stack models"
         return (
-            fuser.refusal([by_name[spec.name] for spec in members]) if strategy in ("auto", "fused") else None
+            fuser.refusal([by_name[spec.name] for spec in members])
+            if strategy in ("auto", "fused", "isolated")
+            else None
         )
 
     def tried(members: Sequence[ModelSpec]) -> Trial | None:
         fuser = loaded[members[0].adapter].fuser
-        return fuser.tried([by_name[spec.name] for spec in members]) if fuser and strategy == "auto" else None
+        return (
+            fuser.tried([by_name[spec.name] for spec in members])
+            if fuser and strategy in ("auto", "isolated")
+            else None
+        )
 
     def footprint(members: Sequence[ModelSpec]) -> Footprint | None:
         fuser = loaded[members[0].adapter].fuser
@@ -169,6 +175,21 @@ def _planned(
         rejected=rejected,
     )
     return _Prepared(by_name, loaded, tuple(specs), made)
+
+
+def _apart(job: Job, strategy: str) -> str:
+    """Why the job needs a process of its own, if it does."""
+    wanted = [word for word in ("share", "timeout_s") if getattr(job, word) is not None]
+    if wanted and strategy not in ("auto", "isolated"):
+        raise JobError(
+            f"Job {job.name!r}: "
+            + sentence(
+                f'strategy="auto" or "isolated" for a job with {wanted[0]}=',
+                repr(strategy),
+                "only a process of its own can keep it: change one of the two",
+            )
+        )
+    return f"{' and '.join(wanted)} can only be kept by a process of its own" if wanted else ""
 
 
 def _close(loaded: Mapping[str, Adapter]) -> None:

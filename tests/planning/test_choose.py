@@ -22,7 +22,9 @@ def candidate(
 
 
 def test_jobs_of_one_structure_are_fused():
-    assert choose(candidate(3)) == Choice("fused", "3 jobs of one structure: one launch advances all of them")
+    assert choose(candidate(3)) == Choice(
+        "fused", "3 jobs of one structure: one launch advances all of them", together=True
+    )
     assert choose(candidate(3), "fused").strategy == "fused"
 
 
@@ -39,6 +41,24 @@ def test_what_cannot_be_stacked_runs_interleaved_and_says_why():
 
 def test_in_turn_that_was_asked_for_is_what_it_gets():
     assert choose(candidate(3), "in_turn") == Choice("in_turn", 'strategy="in_turn" was asked for')
+
+
+def test_isolated_jobs_of_one_structure_share_a_worker_where_they_stack():
+    shared = choose(candidate(3), "isolated")
+    assert (shared.strategy, shared.together) == ("isolated", True)
+    assert shared.reason == 'strategy="isolated" was asked for; 3 jobs of one structure share a worker'
+    alone = Choice("isolated", 'strategy="isolated" was asked for')
+    assert choose(candidate(1), "isolated") == alone
+    assert choose(candidate(3, refusal="no"), "isolated") == alone
+    slower = Trial(members=3, together_s=1.0, alone_s=0.1)
+    assert choose(replace(candidate(3), trial=slower), "isolated") == alone
+
+
+def test_what_only_a_process_can_keep_isolates():
+    one = candidate(1)
+    needs = replace(one, specs=(replace(one.specs[0], apart="share is for processes"),))
+    assert choose(needs) == Choice("isolated", "share is for processes")
+    assert choose(needs, "in_turn").strategy == "in_turn"
 
 
 def test_fused_that_was_asked_for_raises_with_the_reason():
@@ -85,6 +105,6 @@ def test_strategies_that_exist_pass(strategy: str):
 def test_a_strategy_that_does_not_exist_is_refused():
     with pytest.raises(
         OptionError,
-        match=r"Expected a strategy out of auto, fused, interleaved, in_turn\. Received: 'fast'\.",
+        match=r"Expected a strategy out of auto, fused, interleaved, isolated, in_turn\. Received: 'fast'\.",
     ):
         check_strategy("fast")

@@ -292,6 +292,16 @@ class Adapter(ABC):
     def trained(self, job: Job) -> Trained:
         """The user's own objects as they are."""
 
+    def left(self, job: Job) -> JobState:
+        """What the user's own objects hold, on the host: what a worker hands over."""
+        raise ModelError(
+            sentence(
+                "models that carpool can hand over from a worker",
+                f"{self.name} models",
+                'pass strategy="auto"',
+            )
+        )
+
     @abstractmethod
     def save(self, model: Any, path: Path) -> None:
         """Writes a model's weights as safetensors."""

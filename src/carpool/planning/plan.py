@@ -90,7 +90,7 @@ def make_plan(
         measured = footprint(candidate.specs) if scarce or _has_budgets(candidate.specs) else None
         whole = estimate(candidate.specs, measured)
         check_budgets(candidate.specs, whole)
-        limit = width_limit(whole, free_bytes) if choice.strategy == "fused" else 1
+        limit = width_limit(whole, free_bytes) if choice.together else 1
         parts = slices(candidate.specs, limit)
         for part in parts:
             cut = (

@@ -45,7 +45,7 @@ class Supervisor:
         reading, writing = os.pipe()
         try:
             with theirs:
-                command = [sys.executable, "-P", "-m", "carpool.process.worker", str(theirs.fileno())]
+                command = [sys.executable, "-P", "-m", "carpool.process", str(theirs.fileno())]
                 environment = {**os.environ, **(env or {}), "PYTHONPATH": _path()}
                 self._child = Child(command, env=environment, stderr=writing, pass_fds=[theirs.fileno()])
         finally:

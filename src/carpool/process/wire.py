@@ -53,9 +53,10 @@ class Large:
     rest: tuple[Any, ...]
 
 
-Finder = Callable[[Any], Large | None]
-FINDERS = {"torch": "carpool.adapters.torch.storages:large"}
-"""For whose objects memory is found by which function: asked only where the framework is imported already."""
+Special = Callable[[Any], Large | tuple[Any, ...] | None]
+"""What of an object is not pickled in the usual way: memory, or what `__reduce__` would return; None for nothing."""
+SPECIAL = {"torch": "carpool.adapters.torch.wire:special"}
+"""The functions that know frameworks' objects: asked only where the framework is imported already."""
 
 
 class Closed(Exception):
@@ -191,12 +192,15 @@ class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO, place: Callable[[Large], Region]) -> None:
         super().__init__(file)
         self._place = place
-        self._finders = list(_finders())
+        self._special = list(_special())
 
     def reducer_override(self, obj: Any) -> Any:
-        for finder in self._finders:
-            if (large := finder(obj)) is not None:
-                return large.rebuild, (self._place(large), *large.rest)
+        for special in self._special:
+            found = special(obj)
+            if isinstance(found, Large):
+                return found.rebuild, (self._place(found), *found.rest)
+            if found is not None:
+                return found
         return super().reducer_override(obj)
 
     def persistent_id(self, obj: Any) -> Any:
@@ -209,9 +213,9 @@ def _pickled(message: Any, place: Callable[[Large], Region]) -> bytes:
     return file.getvalue()
 
 
-def _finders() -> Iterator[Finder]:
+def _special() -> Iterator[Special]:
     yield _large_array
-    for framework, path in FINDERS.items():
+    for framework, path in SPECIAL.items():
         if framework in sys.modules:
             module, _, name = path.partition(":")
             yield getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""What runs in a worker: `python -m carpool.process.worker FD` takes calls from the socket FD, one after another, until it closes.
+"""What runs in a worker: `python -m carpool.process FD` takes calls from the socket FD, one after another, until it closes.
 
 Nothing of a framework is imported before the first call says so: whoever started it could set every variable that an import reads.
 """
@@ -128,10 +128,3 @@ def _device_bytes() -> int | None:
     if cuda is None or not getattr(cuda, "is_initialized", bool)():
         return None
     return sum(cuda.memory_reserved(number) for number in range(cuda.device_count()))
-
-
-if __name__ == "__main__":
-    # Not this copy, which is called __main__: what a function imports as carpool.process.worker must be the one that runs.
-    from carpool.process import worker
-
-    sys.exit(worker.main(int(sys.argv[1])))

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from carpool.adapters.base import Adapter, JobState, Session, Trained
 from carpool.adapters.torch import full, lightning
-from carpool.adapters.torch.absorb import absorb_into
+from carpool.adapters.torch.absorb import absorb_into, on_host
 from carpool.adapters.torch.behaviour import behaviour, job_signature
 from carpool.adapters.torch.build import Arrays, Built, LivePhase, build_data, build_model
 from carpool.adapters.torch.fuse import Known, TorchFuser
@@ -22,6 +22,7 @@ from carpool.adapters.torch.phases import build_phases, evaluation
 from carpool.adapters.torch.predict import predict
 from carpool.adapters.torch.probe import Probe, probe
 from carpool.adapters.torch.solo import SoloSession
+from carpool.adapters.torch.stack import initial_states
 from carpool.adapters.torch.store import Store, key_of
 from carpool.adapters.torch.streams import Streamed, Streams, is_stream
 from carpool.errors import DeviceError, ModelError, sentence
@@ -178,6 +179,9 @@ class TorchAdapter(Adapter):
     def absorb(self, job: Job, state: JobState) -> Trained:
         absorb_into(self._known[job].built, state)
         return self.trained(job)
+
+    def left(self, job: Job) -> JobState:
+        return on_host(initial_states(self._known[job].built))
 
     def trained(self, job: Job) -> Trained:
         built = self._known[job].built
