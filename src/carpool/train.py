@@ -13,6 +13,7 @@ from carpool import reporters as reporting
 from carpool.adapters.base import Adapter
 from carpool.errors import CarpoolError, Interrupted, JobError, OptionError, described, sentence
 from carpool.events import Emit, Event, RunEnded, RunStarted
+from carpool.executors import isolated
 from carpool.executors.interleaved import Orders, Run
 from carpool.executors.interrupt import Pause
 from carpool.job import Job, named
@@ -20,9 +21,12 @@ from carpool.memory import device as devices
 from carpool.memory.estimate import Footprint
 from carpool.memory.size import Limit, Size, limit
 from carpool.planning.choose import check_strategy
+from carpool.planning.holds import Hold
 from carpool.planning.plan import Plan, make_plan
 from carpool.planning.spec import ModelSpec
 from carpool.planning.trials import Trial
+from carpool.process import worker
+from carpool.process.cores import cores
 from carpool.result import Outcome, Result, Results
 
 Reporters = str | Sequence[Callable[[Event], None]]
@@ -56,7 +60,7 @@ def train(
     """
     _check_options(on_error, compile)
     started = time.perf_counter()
-    prepared = _prepare(jobs, device, strategy, compile, limit(memory))
+    prepared = _prepare(jobs, device, strategy, compile, limit(memory), measure=True)
     with prepared, _Reporting(reporters) as emit, Pause() as pause:
         orders = Orders(prepared.plan.device, strategy, verify, on_error)
         run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit)
@@ -109,12 +113,19 @@ class _Prepared:
         return Result(name, Outcome.INTERRUPTED, dict(self.jobs[name].config or {}))
 
 
-def _prepare(jobs: Iterable[Job], device: str, strategy: str, compile: str | bool, most: Limit) -> _Prepared:
+def _prepare(
+    jobs: Iterable[Job],
+    device: str,
+    strategy: str,
+    compile: str | bool,
+    most: Limit,
+    measure: bool = False,
+) -> _Prepared:
     check_strategy(strategy)
     by_name = {str(job.name): job for job in named(jobs)}
     loaded: dict[str, Adapter] = {}
     try:
-        return _planned(by_name, loaded, device, strategy, compile, most)
+        return _planned(by_name, loaded, device, strategy, compile, most, measure)
     except BaseException:
         _close(loaded)
         raise
@@ -127,6 +138,7 @@ def _planned(
     strategy: str,
     compile: str | bool,
     most: Limit,
+    measure: bool,
 ) -> _Prepared:
     specs: list[ModelSpec] = []
     rejected: dict[str, BaseException] = {}
@@ -162,6 +174,13 @@ def _planned(
         fuser = loaded[members[0].adapter].fuser
         return fuser.footprint([by_name[spec.name] for spec in members]) if fuser else None
 
+    def holds(members: Sequence[ModelSpec]) -> Hold | None:
+        if strategy != "auto" or where != "cpu" or cores() < 2 or worker.here():
+            return None
+        held = [by_name[spec.name] for spec in members]
+        found = loaded[members[0].adapter].hold(held[0], measure)
+        return found if found is not None and all(isolated.is_picklable(job) for job in held) else None
+
     where = next(iter(loaded.values())).device(device)
     seen = devices.read(where)
     made = make_plan(
@@ -172,6 +191,7 @@ def _planned(
         strategy=strategy,
         tried=tried,
         footprint=footprint,
+        holds=holds,
         rejected=rejected,
     )
     return _Prepared(by_name, loaded, tuple(specs), made)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from carpool.errors import FusionError, OptionError
-from carpool.planning.choose import Choice, check_strategy, choose
+from carpool.planning.choose import Choice, check_strategy, choose, choose_all
 from carpool.planning.cursor import Course
 from carpool.planning.group import Candidate
+from carpool.planning.holds import Hold
 from carpool.planning.spec import ModelSpec
 from carpool.planning.trials import Trial
 
@@ -108,3 +110,47 @@ def test_a_strategy_that_does_not_exist_is_refused():
         match=r"Expected a strategy out of auto, fused, interleaved, isolated, in_turn\. Received: 'fast'\.",
     ):
         check_strategy("fast")
+
+
+# Who would hold the others up
+
+
+BOUND = Hold(share=0.9, step_s=1.0)
+
+
+def long(count: int, **options: Any) -> Candidate:
+    found = candidate(count, **options)
+    return replace(found, specs=tuple(replace(spec, course=Course(80, 4, 1)) for spec in found.specs))
+
+
+def chosen(
+    found: list[Candidate], strategy: str = "auto", hold: Hold | None = BOUND
+) -> tuple[list[str], int]:
+    asked = []
+    made = choose_all(found, strategy, lambda specs: (asked.append(specs), hold)[1])
+    return [choice.strategy for _, choice in made], len(asked)
+
+
+def test_jobs_that_hold_the_lock_are_isolated_beside_others():
+    assert chosen([long(1), long(1)]) == (["isolated", "isolated"], 2)
+    assert chosen([long(2, refusal="no")]) == (["isolated"], 1)
+
+
+def test_a_job_with_nobody_beside_it_is_not_asked():
+    assert chosen([long(1)]) == (["interleaved"], 0)
+    assert chosen([long(1), long(3)]) == (["interleaved", "fused"], 0)
+    assert chosen([long(1), long(1), long(3)]) == (["isolated", "isolated", "fused"], 2)
+
+
+def test_what_is_not_known_or_not_held_or_short_stays():
+    assert chosen([long(1), long(1)], hold=None)[0] == ["interleaved", "interleaved"]
+    assert chosen([long(1), long(1)], hold=Hold(0.1, 1.0))[0] == ["interleaved", "interleaved"]
+    assert chosen([long(1), candidate(1)])[0] == ["isolated", "interleaved"]
+
+
+def test_the_reason_says_what_was_measured():
+    choice = choose(replace(long(1), hold=BOUND))
+    assert choice.reason == (
+        "measured on this device: a step holds Python's interpreter lock for 90 % of its 1e+03 ms, and other jobs wait for it"
+    )
+    assert choose(replace(long(1), hold=BOUND), "interleaved").strategy == "interleaved"

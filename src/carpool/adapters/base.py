@@ -18,6 +18,7 @@ from carpool.errors import FusionError, ModelError, described, sentence
 from carpool.job import Job
 from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Chunk, Cursor, Supply
+from carpool.planning.holds import Hold
 from carpool.planning.spec import ModelSpec
 from carpool.planning.trials import Trial
 
@@ -301,6 +302,10 @@ class Adapter(ABC):
                 'pass strategy="auto"',
             )
         )
+
+    def hold(self, job: Job, measure: bool) -> Hold | None:
+        """How much of the job's step holds Python's lock: remembered, or measured now if asked; None where that is not known."""
+        return None
 
     @abstractmethod
     def save(self, model: Any, path: Path) -> None:

@@ -188,6 +188,15 @@ def refuse_unpicklable(job: Job) -> None:
             ) from error
 
 
+def is_picklable(job: Job) -> bool:
+    """Whether the job could be sent to a worker."""
+    try:
+        Blocks().survey(job)
+    except Exception:
+        return False
+    return True
+
+
 class Isolated:
     """A group in a worker: a driver, because it is advanced, and a session, because it is closed."""
 

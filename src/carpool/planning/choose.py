@@ -7,11 +7,11 @@ its own session, one after another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from carpool.errors import FusionError, OptionError, sentence
-from carpool.planning.group import Candidate
+from carpool.planning.group import Candidate, Holds
 
 STRATEGIES = ("auto", "fused", "interleaved", "isolated", "in_turn")
 
@@ -42,6 +42,14 @@ def _apart(candidate: Candidate, strategy: str) -> Choice | None:
     if len(candidate.specs) == 1 or candidate.refusal is not None or slower:
         return Choice("isolated", reason)
     return Choice("isolated", f"{reason}; {len(candidate.specs)} jobs of one structure share a worker", True)
+
+
+def _holds_the_lock(candidate: Candidate, strategy: str) -> Choice | None:
+    if candidate.hold is None or strategy != "auto":
+        return None
+    if not all(candidate.hold.isolates(spec.course.steps) for spec in candidate.specs):
+        return None
+    return Choice("isolated", f"measured on this device: {candidate.hold}, and other jobs wait for it")
 
 
 def _cannot_stack(candidate: Candidate, strategy: str) -> Choice | None:
@@ -83,7 +91,15 @@ def _stack(candidate: Candidate, strategy: str) -> Choice | None:
 
 
 Rule = Callable[[Candidate, str], Choice | None]
-RULES: tuple[Rule, ...] = (_asked_for, _apart, _alone, _cannot_stack, _slower_together, _stack)
+RULES: tuple[Rule, ...] = (
+    _asked_for,
+    _apart,
+    _holds_the_lock,
+    _alone,
+    _cannot_stack,
+    _slower_together,
+    _stack,
+)
 
 
 def check_strategy(strategy: str) -> None:
@@ -94,6 +110,17 @@ def check_strategy(strategy: str) -> None:
                 f"a strategy out of {', '.join(STRATEGIES)}", repr(strategy), 'pass strategy="auto" if unsure'
             )
         )
+
+
+def choose_all(found: Sequence[Candidate], strategy: str, holds: Holds) -> list[tuple[Candidate, Choice]]:
+    """A choice for each. `holds` is asked for those that would share one interpreter with others, unfused."""
+    first = [(candidate, choose(candidate, strategy)) for candidate in found]
+    beside = [candidate for candidate, choice in first if choice.strategy == "interleaved"]
+    if sum(len(candidate.specs) for candidate in beside) < 2:
+        return first
+    held = {id(candidate): replace(candidate, hold=holds(candidate.specs)) for candidate in beside}
+    again = [held.get(id(candidate), candidate) for candidate in found]
+    return [(candidate, choose(candidate, strategy)) for candidate in again]
 
 
 def choose(candidate: Candidate, strategy: str = "auto") -> Choice:

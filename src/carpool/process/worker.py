@@ -50,6 +50,11 @@ def imported() -> tuple[str, ...]:
     return tuple(name for name in _FRAMEWORKS if name in sys.modules)
 
 
+def here() -> bool:
+    """Whether this process is a worker."""
+    return _channel is not None
+
+
 def tell(content: Any) -> None:
     """Sends news from inside the function that this worker was given."""
     if _channel is None:
