@@ -38,7 +38,8 @@ from carpool.events import (
 )
 from carpool.executors.driver import Driver, Finish, Member, Unfit
 from carpool.executors.interrupt import Pause
-from carpool.executors.isolated import POLL_S, Isolated, Workers
+from carpool.executors.isolated import Isolated, Workers
+from carpool.executors.isolated import wait as wait_for_workers
 from carpool.executors.lane import Driving, Held, Lane, next_lane
 from carpool.job import Job
 from carpool.memory import device as devices
@@ -241,9 +242,11 @@ class Run:
         lanes = list(self._open)
         lane = next_lane(lanes)
         if lane is None:
-            if lanes:
-                apart = all(isinstance(lane.session, Isolated) for lane in lanes)
-                time.sleep(POLL_S if apart else _POLL_S)
+            apart = [lane.session for lane in lanes if isinstance(lane.session, Isolated)]
+            if lanes and len(apart) == len(lanes):
+                wait_for_workers(apart)
+            elif lanes:
+                time.sleep(_POLL_S)
             return
         lane.driver.slice_s = SLICE_S if len(lanes) > 1 else None
         entry = self._open[lane]

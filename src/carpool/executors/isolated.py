@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -40,7 +41,8 @@ from carpool.process.supervisor import Supervisor
 from carpool.process.wire import Blocks, Closed
 from carpool.result import Outcome, Result
 
-POLL_S = 0.01  # how long to sleep when only workers are waited for: what they say is not urgent, and asking costs a core's time
+_WAIT_S = 0.1  # how long to wait for workers to say something before looking at timeouts and Ctrl-C
+_BEGIN_S = 120.0  # what importing and building may take, however short the timeout
 _ANSWER_S = 10.0  # how long an interrupted worker may take to hand over what it had reached
 _GROUP_EVENTS = GroupCompiled | GroupVerified | GroupTried | GroupFellBack | GroupResized | GroupAdvanced
 
@@ -70,6 +72,11 @@ class Reached:
     peak_bytes: int | None
 
 
+@dataclass(frozen=True)
+class Began:
+    """A worker has imported and built what its jobs need: from here on it is expected to make progress."""
+
+
 # The worker's side
 
 
@@ -87,6 +94,7 @@ def carry_out(request: Request) -> None:
             elif isinstance(event, _GROUP_EVENTS | EpochEnded | BatchesRead):
                 inside.tell(event)
 
+        inside.tell(Began())
         run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit)
         with Pause() as pause:
             try:
@@ -150,13 +158,15 @@ class Workers:
         request = self._request(group)
         jobs = [self._jobs[name] for name in group.names]
         limits = [job.timeout_s for job in jobs if job.timeout_s is not None]
-        worker = Supervisor(self._environment(jobs), min(limits, default=None))
+        timeout_s = min(limits, default=None)
+        at_first_s = None if timeout_s is None else max(timeout_s, _BEGIN_S)
+        worker = Supervisor(self._environment(jobs), at_first_s)
         try:
             worker.call(Call(carry_out, (request,)), self._blocks)
         except BaseException:
             worker.stop()
             raise
-        return Isolated(worker, members, finish, emit, number)
+        return Isolated(worker, members, finish, emit, number, timeout_s)
 
     def _request(self, group: Group) -> Request:
         plain = [replace(self._jobs[name], share=None, timeout_s=None) for name in group.names]
@@ -197,13 +207,24 @@ def is_picklable(job: Job) -> bool:
     return True
 
 
+def wait(open_: Sequence[Isolated]) -> None:
+    """Sleeps until one of these workers has something to say, or for a moment: asking all the time would cost a part of a core."""
+    select.select([one.worker for one in open_], [], [], _WAIT_S)
+
+
 class Isolated:
     """A group in a worker: a driver, because it is advanced, and a session, because it is closed."""
 
     def __init__(
-        self, worker: Supervisor, members: Sequence[Member], finish: Finish, emit: Emit, group: int
+        self,
+        worker: Supervisor,
+        members: Sequence[Member],
+        finish: Finish,
+        emit: Emit,
+        group: int,
+        timeout_s: float | None = None,
     ) -> None:
-        self.worker = worker
+        self.worker, self._timeout_s = worker, timeout_s
         self.slice_s: float | None = None
         self._members = {member.name: member for member in members}
         self._finish, self._emit, self._group = finish, emit, group
@@ -233,6 +254,8 @@ class Isolated:
                 for metric, value in event.metrics.items():
                     self._members[event.name].history.setdefault(metric, []).append(value)
                 self._emit(event)
+            case News(Began()):
+                self.worker.timeout_s = self._timeout_s
             case News(BatchesRead() as event):
                 self._emit(event)
             case News(event):
