@@ -1,4 +1,4 @@
-"""`python -m benchmarks [cpu|gpu|matrix|mix|loaders|memory|readme]`: parse, run, print."""
+"""`python -m benchmarks [cpu|gpu|matrix|mix|loaders|memory|workers|readme]`: parse, run, print."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
             "mix": _mix,
             "loaders": _loaders,
             "memory": _memory,
+            "workers": _workers,
         }
         return runs[command](options)
 
@@ -46,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "command",
         nargs="?",
-        choices=["cpu", "gpu", "matrix", "mix", "loaders", "memory", "readme"],
+        choices=["cpu", "gpu", "matrix", "mix", "loaders", "memory", "workers", "readme"],
         help="default: gpu where there is one, else cpu",
     )
     parser.add_argument("--quick", action="store_true", help="a look in about a minute; never used by readme")
@@ -157,6 +158,13 @@ def _loaders(options: argparse.Namespace) -> int:
     return _plainly(
         "loaders", hardware.describe(device), loaders.run(device, options.windows, _say), options.out
     )
+
+
+def _workers(options: argparse.Namespace) -> int:
+    from benchmarks import hardware, workers
+
+    _set_threads(options.threads or 1)
+    return _plainly("workers", hardware.describe("cpu"), workers.run(options.windows, _say), options.out)
 
 
 def _plainly(kind: str, hardware: dict, found: dict, folder: Path) -> int:

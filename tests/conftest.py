@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from carpool.adapters.torch.fused import StackedSession
+from carpool.adapters.torch.train import TorchAdapter
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +31,7 @@ def untried(
     monkeypatch.setenv("CARPOOL_CACHE", str(cache))
     if "trials" not in request.fixturenames:
         monkeypatch.setattr(StackedSession, "trial", lambda session, chunk: None)
+        monkeypatch.setattr(TorchAdapter, "hold", lambda adapter, job, measure: None)
     return cache
 
 

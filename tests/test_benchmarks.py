@@ -341,3 +341,18 @@ def test_loaders_are_compared_with_one_after_another(monkeypatch: pytest.MonkeyP
     found = loaders.run("cpu", 1, lambda text: None)
     assert len(found) == 4
     assert all(one["ratio"] > 0 for one in found.values() if isinstance(one, dict))
+
+
+def test_workers_are_compared_with_one_after_another_and_with_a_loop_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from benchmarks import workers
+
+    for name, value in {"STEP_S": 0.001, "STEPS": 4, "LOOP_STEPS": 5}.items():
+        monkeypatch.setattr(workers, name, value)
+    found = workers.run(1, lambda text: None)
+    scores = found["scores"]
+    assert scores["chosen"] == "interleaved"  # too little work for a worker
+    assert scores["times_faster"] == scores["one_after_another_s"] / scores["auto_s"]
+    assert scores["loop_in_a_worker_s"] > 0
+    assert all(len(values) == 1 for values in found["samples"].values())

@@ -177,3 +177,18 @@ def test_jobs_are_jobs():
 
 def test_jobs_may_come_from_a_generator():
     assert len(named(job() for _ in range(3))) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"share": 0}, "a share above 0 and up to 1"),
+        ({"share": 1.5}, "a share above 0 and up to 1"),
+        ({"timeout_s": 0}, "a timeout_s above 0"),
+        ({"timeout_s": -1.0}, "a timeout_s above 0"),
+    ],
+)
+def test_what_only_a_process_can_keep_is_checked(options: dict[str, float], words: str):
+    with pytest.raises(JobError, match=words):
+        job(**options)
+    assert job(share=1, timeout_s=0.5).share == 1

@@ -158,6 +158,7 @@ def test_the_public_names_are_these():
         "data",
         "grid",
         "limit_memory",
+        "map",
         "plan",
         "predict",
         "train",
@@ -196,6 +197,7 @@ def test_public_functions_take_their_options_by_name():
         (carpool.predict, ["models", "inputs"]),
         (carpool.Stack, ["models", "optimizers"]),
         (carpool.limit_memory, ["memory"]),
+        (carpool.map, ["function", "configs"]),
     ):
         parameters = inspect.signature(function).parameters.values()
         assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == positional

@@ -8,6 +8,7 @@ from carpool.errors import CarpoolError, Interrupted
 from carpool.grid import grid
 from carpool.job import Job, Phase, Schedule
 from carpool.loop import Loop
+from carpool.map import map
 from carpool.memory.enforce import limit_memory
 from carpool.predict import predict
 from carpool.random import batch_order
@@ -34,6 +35,7 @@ __all__ = [
     "data",
     "grid",
     "limit_memory",
+    "map",
     "plan",
     "predict",
     "train",

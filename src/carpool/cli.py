@@ -41,7 +41,7 @@ File = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Strategy = Annotated[str, typer.Option(help="auto, fused, interleaved or in_turn.")]
+Strategy = Annotated[str, typer.Option(help="auto, fused, interleaved, isolated or in_turn.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 _MISUSE = 2

@@ -14,6 +14,7 @@ CarpoolError
 ├── FileError           a jobs file that cannot be read, a script that is not there
 ├── TooLateError        a memory policy after a framework has begun without it
 ├── OutOfRoomError      a job that did not fit on the device, even alone (a value in its result, likewise)
+├── WorkerError         a worker process that died, hung, or raised what cannot be handed over
 └── StepError           a job that failed while running (a value in its result unless on_error="raise")
 Interrupted (a KeyboardInterrupt) carries the results so far.
 
@@ -84,6 +85,10 @@ class StepError(CarpoolError, RuntimeError):
 
 class OutOfRoomError(CarpoolError, MemoryError):
     """A job did not fit on the device, even alone."""
+
+
+class WorkerError(CarpoolError, RuntimeError):
+    """A worker process died or made no progress, or raised what cannot be handed over."""
 
 
 class Interrupted(KeyboardInterrupt):

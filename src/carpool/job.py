@@ -84,6 +84,8 @@ class Job:
     `accumulate=n` updates at every n-th batch and at an epoch's last, by the sum of the gradients of loss / n.
     `budget`, a size such as "2GiB", is the device memory that the job may take: one that needs more is refused before anything runs.
     Where jobs share a device by time, one of priority p gets 2**p times as much as one of 0.
+    `share` is the part of a GPU's processors that the job may use, where NVIDIA's MPS runs; with `timeout_s` the job is stopped
+    when it makes no progress for so long. Only a process of its own can keep either: such a job is isolated.
 
     >>> job = Job(model=dict, data=([1.0], [2.0]), loss=lambda p, t: 0.0, name="a")
     >>> job.name, job.batch_size
@@ -115,6 +117,8 @@ class Job:
     budget: Size | None = None
     priority: int = 0
     prefetch: int = 2
+    share: float | None = None
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
@@ -133,6 +137,7 @@ class Job:
         _whole(self, "prefetch", "pass prefetch=2", least=1)
         self._check_objective()
         self._check_phases()
+        self._check_apart()
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise JobError(
                 self._says("a clip_norm above 0", str(self.clip_norm), "pass a positive norm or None")
@@ -146,6 +151,14 @@ class Job:
         if self.budget is not None:
             size(self.budget, f"Job {self.name!r}: budget")
         self._check_stop()
+
+    def _check_apart(self) -> None:
+        if self.share is not None and not 0 < self.share <= 1:
+            raise JobError(
+                self._says("a share above 0 and up to 1", repr(self.share), "pass share=0.25, or None")
+            )
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise JobError(self._says("a timeout_s above 0", repr(self.timeout_s), "pass seconds, or None"))
 
     def _check_phases(self) -> None:
         if self.phases is None:

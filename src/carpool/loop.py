@@ -31,6 +31,8 @@ def Loop(  # reads like Job beside it
     callbacks: Sequence[Callable[[Any], None]] = (),
     budget: Size | None = None,
     priority: int = 0,
+    share: float | None = None,
+    timeout_s: float | None = None,
 ) -> Job:
     """A job that is a loop of your own: a generator function with one `yield {"loss": ...}` a step.
 
@@ -64,4 +66,6 @@ def Loop(  # reads like Job beside it
         budget=budget,
         priority=priority,
         epochs=1,
+        share=share,
+        timeout_s=timeout_s,
     )

@@ -1,4 +1,4 @@
-"""What was measured, remembered on disk from run to run: a JSON file of trials by structure and device.
+"""What was measured, remembered on disk from run to run: a JSON file of trials and holds by structure and device.
 
 In `$CARPOOL_CACHE`, or `carpool` in the user's cache folder. Nothing depends on it but speed: a file that cannot be read is
 an empty one, and one that cannot be written is left out.
@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from carpool.planning.holds import Hold
 from carpool.planning.trials import Trial
+
+Kept = TypeVar("Kept", Trial, Hold)
 
 _MOST = 4096  # trials kept, the newest
 
@@ -25,17 +29,17 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carpool"
 
 
-def remembered(key: str) -> Trial | None:
-    """The trial of this key, if there was one."""
+def remembered(key: str, kind: Callable[..., Kept] = Trial) -> Kept | None:
+    """What was measured under this key, if there was something of this kind."""
     found = _read().get(key)
     try:
-        return Trial(**found) if found is not None else None
+        return kind(**found) if found is not None else None
     except TypeError:
         return None
 
 
-def remember(key: str, trial: Trial) -> None:
-    """Keeps a trial. The file is replaced whole, so that another run never reads half of it."""
+def remember(key: str, trial: Trial | Hold) -> None:
+    """Keeps what was measured. The file is replaced whole, so that another run never reads half of it."""
     kept = {name: value for name, value in _read().items() if name != key}
     kept[key] = asdict(trial)
     newest = dict(list(kept.items())[-_MOST:])

@@ -51,6 +51,8 @@ class Result:
     peak_bytes: int | None = None
     strategy: str = ""
     reason: str = ""
+    value: Any = None
+    """What a function given to `carpool.map` returned."""
 
     def last(self, metric: str) -> float:
         """The metric after the last epoch; NaN where there is none."""

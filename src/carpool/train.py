@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from carpool import adapters
 from carpool import reporters as reporting
 from carpool.adapters.base import Adapter
-from carpool.errors import CarpoolError, Interrupted, OptionError, described, sentence
+from carpool.errors import CarpoolError, Interrupted, JobError, OptionError, described, sentence
 from carpool.events import Emit, Event, RunEnded, RunStarted
+from carpool.executors import isolated
 from carpool.executors.interleaved import Orders, Run
 from carpool.executors.interrupt import Pause
 from carpool.job import Job, named
@@ -20,9 +21,12 @@ from carpool.memory import device as devices
 from carpool.memory.estimate import Footprint
 from carpool.memory.size import Limit, Size, limit
 from carpool.planning.choose import check_strategy
+from carpool.planning.holds import Hold
 from carpool.planning.plan import Plan, make_plan
 from carpool.planning.spec import ModelSpec
 from carpool.planning.trials import Trial
+from carpool.process import worker
+from carpool.process.cores import cores
 from carpool.result import Outcome, Result, Results
 
 Reporters = str | Sequence[Callable[[Event], None]]
@@ -56,7 +60,7 @@ def train(
     """
     _check_options(on_error, compile)
     started = time.perf_counter()
-    prepared = _prepare(jobs, device, strategy, compile, limit(memory))
+    prepared = _prepare(jobs, device, strategy, compile, limit(memory), measure=True)
     with prepared, _Reporting(reporters) as emit, Pause() as pause:
         orders = Orders(prepared.plan.device, strategy, verify, on_error)
         run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit)
@@ -109,12 +113,19 @@ class _Prepared:
         return Result(name, Outcome.INTERRUPTED, dict(self.jobs[name].config or {}))
 
 
-def _prepare(jobs: Iterable[Job], device: str, strategy: str, compile: str | bool, most: Limit) -> _Prepared:
+def _prepare(
+    jobs: Iterable[Job],
+    device: str,
+    strategy: str,
+    compile: str | bool,
+    most: Limit,
+    measure: bool = False,
+) -> _Prepared:
     check_strategy(strategy)
     by_name = {str(job.name): job for job in named(jobs)}
     loaded: dict[str, Adapter] = {}
     try:
-        return _planned(by_name, loaded, device, strategy, compile, most)
+        return _planned(by_name, loaded, device, strategy, compile, most, measure)
     except BaseException:
         _close(loaded)
         raise
@@ -127,6 +138,7 @@ def _planned(
     strategy: str,
     compile: str | bool,
     most: Limit,
+    measure: bool,
 ) -> _Prepared:
     specs: list[ModelSpec] = []
     rejected: dict[str, BaseException] = {}
@@ -134,7 +146,7 @@ def _planned(
         adapter = _adapter(job, loaded, compile)
         adapter.device(device)
         try:
-            specs.append(adapter.describe(job))
+            specs.append(replace(adapter.describe(job), apart=_apart(job, strategy)))
         except CarpoolError:
             raise
         except Exception as error:  # the user's own factory or data raised: that job's failure, not the run's
@@ -145,16 +157,29 @@ def _planned(
         if fuser is None:
             return f"the {members[0].adapter} adapter cannot stack models"
         return (
-            fuser.refusal([by_name[spec.name] for spec in members]) if strategy in ("auto", "fused") else None
+            fuser.refusal([by_name[spec.name] for spec in members])
+            if strategy in ("auto", "fused", "isolated")
+            else None
         )
 
     def tried(members: Sequence[ModelSpec]) -> Trial | None:
         fuser = loaded[members[0].adapter].fuser
-        return fuser.tried([by_name[spec.name] for spec in members]) if fuser and strategy == "auto" else None
+        return (
+            fuser.tried([by_name[spec.name] for spec in members])
+            if fuser and strategy in ("auto", "isolated")
+            else None
+        )
 
     def footprint(members: Sequence[ModelSpec]) -> Footprint | None:
         fuser = loaded[members[0].adapter].fuser
         return fuser.footprint([by_name[spec.name] for spec in members]) if fuser else None
+
+    def holds(members: Sequence[ModelSpec]) -> Hold | None:
+        if strategy != "auto" or where != "cpu" or cores() < 2 or worker.here():
+            return None
+        held = [by_name[spec.name] for spec in members]
+        found = loaded[members[0].adapter].hold(held[0], measure)
+        return found if found is not None and all(isolated.is_picklable(job) for job in held) else None
 
     where = next(iter(loaded.values())).device(device)
     seen = devices.read(where)
@@ -166,9 +191,25 @@ def _planned(
         strategy=strategy,
         tried=tried,
         footprint=footprint,
+        holds=holds,
         rejected=rejected,
     )
     return _Prepared(by_name, loaded, tuple(specs), made)
+
+
+def _apart(job: Job, strategy: str) -> str:
+    """Why the job needs a process of its own, if it does."""
+    wanted = [word for word in ("share", "timeout_s") if getattr(job, word) is not None]
+    if wanted and strategy not in ("auto", "isolated"):
+        raise JobError(
+            f"Job {job.name!r}: "
+            + sentence(
+                f'strategy="auto" or "isolated" for a job with {wanted[0]}=',
+                repr(strategy),
+                "only a process of its own can keep it: change one of the two",
+            )
+        )
+    return f"{' and '.join(wanted)} can only be kept by a process of its own" if wanted else ""
 
 
 def _close(loaded: Mapping[str, Adapter]) -> None:

@@ -18,6 +18,7 @@ from carpool.errors import FusionError, ModelError, described, sentence
 from carpool.job import Job
 from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Chunk, Cursor, Supply
+from carpool.planning.holds import Hold
 from carpool.planning.spec import ModelSpec
 from carpool.planning.trials import Trial
 
@@ -291,6 +292,20 @@ class Adapter(ABC):
     @abstractmethod
     def trained(self, job: Job) -> Trained:
         """The user's own objects as they are."""
+
+    def left(self, job: Job) -> JobState:
+        """What the user's own objects hold, on the host: what a worker hands over."""
+        raise ModelError(
+            sentence(
+                "models that carpool can hand over from a worker",
+                f"{self.name} models",
+                'pass strategy="auto"',
+            )
+        )
+
+    def hold(self, job: Job, measure: bool) -> Hold | None:
+        """How much of the job's step holds Python's lock: remembered, or measured now if asked; None where that is not known."""
+        return None
 
     @abstractmethod
     def save(self, model: Any, path: Path) -> None:

@@ -13,7 +13,7 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from carpool.adapters.base import (
@@ -36,9 +36,11 @@ from carpool.events import (
     JobEnded,
     JobFailed,
 )
-from carpool.executors.driver import Driver, Member, Unfit
+from carpool.executors.driver import Driver, Finish, Member, Unfit
 from carpool.executors.interrupt import Pause
-from carpool.executors.lane import Lane, next_lane
+from carpool.executors.isolated import Isolated, Workers
+from carpool.executors.isolated import wait as wait_for_workers
+from carpool.executors.lane import Driving, Held, Lane, next_lane
 from carpool.job import Job
 from carpool.memory import device as devices
 from carpool.memory.ledger import Ledger
@@ -100,6 +102,7 @@ class Run:
         self._ledger = Ledger(plan.free_bytes)
         self._waiting: deque[Entry] = deque()
         self._open: dict[Lane, Entry] = {}
+        self._workers = Workers(plan, jobs, adapters, orders.verify)
         self._most_open = 1 if orders.strategy == "in_turn" else MOST_OPEN
         self.results: dict[str, Result] = {}
 
@@ -120,6 +123,8 @@ class Run:
         except BaseException as error:
             self._stop(error)
             raise
+        finally:
+            self._workers.close()
 
     def _priority(self, entry: Entry) -> int:
         return max(self._jobs[name].priority for name in entry.names)
@@ -136,6 +141,9 @@ class Run:
             entry = self._waiting[0]
             if self._open and (entry.alone or any(other.alone for other in self._open.values())):
                 return
+            running = sum(isinstance(lane.session, Isolated) for lane in self._open)
+            if entry.strategy == "isolated" and not self._workers.has_room(running):
+                return
             wanted = entry.bytes if self._open else min(entry.bytes, self._ledger.free_bytes)
             self._ledger, admitted = self._ledger.offer(entry.holder, wanted)
             if not admitted:
@@ -149,18 +157,19 @@ class Run:
                 self._emit(JobAdmitted(name, entry.number, entry.group.memory.member_bytes))
             self._emit(GroupStarted(entry.number, entry.names, entry.strategy))
         try:
-            session = self._session(entry)
+            driver, session = self._driven(entry)
         except Exception as error:
             self._ledger = self._ledger.release(entry.holder)
-            if self._adapters[entry.group.adapter].is_full(error):
+            if self._is_full(entry, error):
                 self._shrink(entry, error, entry.saved)
             elif entry.strategy == "fused":
                 self._fall_back(entry, error)
             else:
-                self._reject(entry.names[0], error)
+                for name in entry.names:
+                    self._reject(name, error)
             return
-        start_s = min((lane.used_s for lane in self._open), default=0.0)
-        driver = self._driver(entry, session)
+        here = [lane for lane in self._open if not isinstance(lane.session, Isolated)]
+        start_s = min((lane.used_s for lane in here), default=0.0)
         self._open[
             Lane(
                 driver,
@@ -198,7 +207,17 @@ class Run:
 
         return adapter.fuser.open(jobs, len(jobs), self._orders.device, prepared)
 
-    def _driver(self, entry: Entry, session: Session) -> Driver:
+    def _driven(self, entry: Entry) -> tuple[Driving, Held]:
+        """What drives the entry, and what is closed when it has ended: for a worker one and the same."""
+        if entry.strategy == "isolated":
+            members, finish = self._members(entry, lambda: apart.peak_bytes())
+            apart = self._workers.open(entry.group, members, finish, self._emit, entry.number)
+            return apart, apart
+        session = self._session(entry)
+        members, finish = self._members(entry, session.peak_bytes)
+        return Driver(session, members, finish, self._emit, entry.number), session
+
+    def _members(self, entry: Entry, peak_bytes: Callable[[], int | None]) -> tuple[list[Member], Finish]:
         courses = {spec.name: spec.course for spec in entry.group.specs}
         adapter = self._adapters[entry.group.adapter]
         started = time.perf_counter()
@@ -208,13 +227,13 @@ class Run:
         ) -> None:
             trained = adapter.absorb(member.job, state) if state is not None else adapter.trained(member.job)
             seconds = time.perf_counter() - started
-            self._ended(_result(member, outcome, trained, error, seconds, session.peak_bytes(), entry))
+            self._ended(_result(member, outcome, trained, error, seconds, peak_bytes(), entry))
 
         members = [
             entry.saved[name][0] if name in entry.saved else Member(self._jobs[name], courses[name])
             for name in entry.names
         ]
-        return Driver(session, members, finish, self._emit, entry.number)
+        return members, finish
 
     # Running
 
@@ -223,7 +242,10 @@ class Run:
         lanes = list(self._open)
         lane = next_lane(lanes)
         if lane is None:
-            if lanes:
+            apart = [lane.session for lane in lanes if isinstance(lane.session, Isolated)]
+            if lanes and len(apart) == len(lanes):
+                wait_for_workers(apart)
+            elif lanes:
                 time.sleep(_POLL_S)
             return
         lane.driver.slice_s = SLICE_S if len(lanes) > 1 else None
@@ -232,7 +254,7 @@ class Run:
             if not lane.advance():
                 self._close(lane)
         except Exception as error:
-            if self._adapters[entry.group.adapter].is_full(error):
+            if self._is_full(entry, error):
                 self._recover(lane, entry, error)
                 return
             if isinstance(lane.session, FusedSession):
@@ -259,6 +281,10 @@ class Run:
         self._ledger = self._ledger.release(entry.holder)
 
     # When the device is full
+
+    def _is_full(self, entry: Entry, error: Exception) -> bool:
+        """Whether the device is: of a worker's we hear only what became of its jobs, it goes on by itself."""
+        return entry.strategy != "isolated" and self._adapters[entry.group.adapter].is_full(error)
 
     def _recover(self, lane: Lane, entry: Entry, error: Exception) -> None:
         """Closes what did not fit; its members go on from their last whole step where they can, else from their beginning."""
@@ -343,6 +369,9 @@ class Run:
 
     def _stop(self, error: BaseException) -> None:
         """Everything that is open ends where it stands, and is closed, whatever one of them raises."""
+        for lane in self._open:
+            if isinstance(error, KeyboardInterrupt) and isinstance(lane.session, Isolated):
+                lane.session.ask()  # all of them at once: each takes as long as its step
         for lane in list(self._open):
             try:
                 if isinstance(error, KeyboardInterrupt):

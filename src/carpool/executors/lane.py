@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
-from carpool.adapters.base import Session
-from carpool.executors.driver import Driver, at_once
+from carpool.adapters.base import JobState
+from carpool.executors.driver import Member, Ready, at_once
+
+
+class Driving(Protocol):
+    """What a lane asks of a driver."""
+
+    slice_s: float | None
+
+    def run(self, verify: bool = False, measure: bool = False) -> Iterator[Ready]: ...
+
+    def interrupt(self) -> None: ...
+
+    def salvage(self) -> dict[str, tuple[Member, JobState]]: ...
+
+
+class Held(Protocol):
+    """What a lane, and whoever closes it, asks of what it holds."""
+
+    def turn(self) -> AbstractContextManager[object]: ...
+
+    def busy_s(self) -> float | None: ...
+
+    def close(self) -> None: ...
 
 
 class Lane:
     """A session and its driver, advanced a chunk at a time. Its share of the time is its weight."""
 
     def __init__(
-        self, driver: Driver, session: Session, verify: bool, measure: bool, weight: float, start_s: float
+        self, driver: Driving, session: Held, verify: bool, measure: bool, weight: float, start_s: float
     ) -> None:
         self.driver, self.session = driver, session
         self._steps = driver.run(verify, measure)

@@ -1,18 +1,19 @@
 """Which strategy a candidate gets: an ordered list of small rules, each giving a strategy and the sentence that explains it.
 
-`interleaved` jobs have a session each and share the device. `in_turn` is the plain way, only when asked for: each job through
+`interleaved` jobs have a session each and share the device. `isolated` ones have a process each, or one for those that are fused
+in it. `in_turn` is the plain way, only when asked for: each job through
 its own session, one after another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from carpool.errors import FusionError, OptionError, sentence
-from carpool.planning.group import Candidate
+from carpool.planning.group import Candidate, Holds
 
-STRATEGIES = ("auto", "fused", "interleaved", "in_turn")
+STRATEGIES = ("auto", "fused", "interleaved", "isolated", "in_turn")
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,34 @@ class Choice:
 
     strategy: str
     reason: str
+    together: bool = False
+    """Whether the jobs are one group: stacked, here or in their worker."""
 
 
 def _asked_for(candidate: Candidate, strategy: str) -> Choice | None:
     if strategy in ("interleaved", "in_turn"):
         return Choice(strategy, f'strategy="{strategy}" was asked for')
     return None
+
+
+def _apart(candidate: Candidate, strategy: str) -> Choice | None:
+    """In processes of their own: asked for, or for a reason that only a process can serve."""
+    needed = next((spec.apart for spec in candidate.specs if spec.apart), None)
+    if strategy != "isolated" and (needed is None or strategy != "auto"):
+        return None
+    reason = 'strategy="isolated" was asked for' if strategy == "isolated" else str(needed)
+    slower = candidate.trial is not None and not candidate.trial.pays
+    if len(candidate.specs) == 1 or candidate.refusal is not None or slower:
+        return Choice("isolated", reason)
+    return Choice("isolated", f"{reason}; {len(candidate.specs)} jobs of one structure share a worker", True)
+
+
+def _holds_the_lock(candidate: Candidate, strategy: str) -> Choice | None:
+    if candidate.hold is None or strategy != "auto":
+        return None
+    if not all(candidate.hold.isolates(spec.course.steps) for spec in candidate.specs):
+        return None
+    return Choice("isolated", f"measured on this device: {candidate.hold}, and other jobs wait for it")
 
 
 def _cannot_stack(candidate: Candidate, strategy: str) -> Choice | None:
@@ -64,11 +87,19 @@ def _slower_together(candidate: Candidate, strategy: str) -> Choice | None:
 def _stack(candidate: Candidate, strategy: str) -> Choice | None:
     known = f" (measured on this device: {candidate.trial})" if candidate.trial is not None else ""
     count = len(candidate.specs)
-    return Choice("fused", f"{count} jobs of one structure: one launch advances all of them{known}")
+    return Choice("fused", f"{count} jobs of one structure: one launch advances all of them{known}", True)
 
 
 Rule = Callable[[Candidate, str], Choice | None]
-RULES: tuple[Rule, ...] = (_asked_for, _alone, _cannot_stack, _slower_together, _stack)
+RULES: tuple[Rule, ...] = (
+    _asked_for,
+    _apart,
+    _holds_the_lock,
+    _alone,
+    _cannot_stack,
+    _slower_together,
+    _stack,
+)
 
 
 def check_strategy(strategy: str) -> None:
@@ -79,6 +110,17 @@ def check_strategy(strategy: str) -> None:
                 f"a strategy out of {', '.join(STRATEGIES)}", repr(strategy), 'pass strategy="auto" if unsure'
             )
         )
+
+
+def choose_all(found: Sequence[Candidate], strategy: str, holds: Holds) -> list[tuple[Candidate, Choice]]:
+    """A choice for each. `holds` is asked for those that would share one interpreter with others, unfused."""
+    first = [(candidate, choose(candidate, strategy)) for candidate in found]
+    beside = [candidate for candidate, choice in first if choice.strategy == "interleaved"]
+    if sum(len(candidate.specs) for candidate in beside) < 2:
+        return first
+    held = {id(candidate): replace(candidate, hold=holds(candidate.specs)) for candidate in beside}
+    again = [held.get(id(candidate), candidate) for candidate in found]
+    return [(candidate, choose(candidate, strategy)) for candidate in again]
 
 
 def choose(candidate: Candidate, strategy: str = "auto") -> Choice:

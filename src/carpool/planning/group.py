@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from carpool.planning.holds import Hold
 from carpool.planning.spec import ModelSpec, Signature, difference
 from carpool.planning.trials import Trial
 
 Refusal = Callable[[Sequence[ModelSpec]], str | None]
 Tried = Callable[[Sequence[ModelSpec]], Trial | None]
+Holds = Callable[[Sequence[ModelSpec]], Hold | None]
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Candidate:
     refusal: str | None
     stranger: str | None
     trial: Trial | None = None
+    hold: Hold | None = None
+    """How much of their step holds Python's lock, where there are other jobs that it would hold up."""
 
 
 def candidates(

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from carpool.memory.budget import check_budgets, check_fits
 from carpool.memory.estimate import Estimate, Footprint, estimate
 from carpool.memory.size import shown
-from carpool.planning.choose import choose
+from carpool.planning.choose import choose_all
 from carpool.planning.cursor import Launches, launches
-from carpool.planning.group import Refusal, Tried, candidates
+from carpool.planning.group import Holds, Refusal, Tried, candidates
 from carpool.planning.spec import ModelSpec
 from carpool.planning.widths import slices, width_limit
 
@@ -78,6 +78,7 @@ def make_plan(
     strategy: str = "auto",
     tried: Tried = lambda specs: None,
     footprint: Measured = lambda specs: None,
+    holds: Holds = lambda specs: None,
     rejected: Mapping[str, BaseException] | None = None,
 ) -> Plan:
     """Groups the specs by structure and gives each group its strategy, width and reason."""
@@ -85,12 +86,11 @@ def make_plan(
     found = candidates(specs, refusal, tried)
     scarce = SCARCE * sum(estimate(candidate.specs).total_bytes for candidate in found) > free_bytes
     groups: list[Group] = []
-    for candidate in found:
-        choice = choose(candidate, strategy)
+    for candidate, choice in choose_all(found, strategy, holds):
         measured = footprint(candidate.specs) if scarce or _has_budgets(candidate.specs) else None
         whole = estimate(candidate.specs, measured)
         check_budgets(candidate.specs, whole)
-        limit = width_limit(whole, free_bytes) if choice.strategy == "fused" else 1
+        limit = width_limit(whole, free_bytes) if choice.together else 1
         parts = slices(candidate.specs, limit)
         for part in parts:
             cut = (

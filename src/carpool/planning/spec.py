@@ -27,6 +27,8 @@ class ModelSpec:
     step_bytes: int
     data: tuple[tuple[Hashable, int], ...] = ()
     budget_bytes: int | None = None
+    apart: str = ""
+    """Why the job needs a process of its own, if it does."""
 
     @property
     def least_bytes(self) -> int:

@@ -133,6 +133,10 @@ class LoopAdapter(Adapter):
     name = "loop"
     fuser = None
 
+    def __init__(self, compile: str | bool = "auto") -> None:
+        super().__init__(compile)
+        self._returned: dict[Job, Any] = {}
+
     @classmethod
     def claims(cls, model: Any) -> bool:
         return isinstance(model, OwnLoop)
@@ -165,10 +169,14 @@ class LoopAdapter(Adapter):
         return LoopSession(job, device)
 
     def absorb(self, job: Job, state: JobState) -> Trained:
-        return Trained(state.model["returned"])
+        self._returned[job] = state.model["returned"]
+        return self.trained(job)
 
     def trained(self, job: Job) -> Trained:
-        return Trained(None)
+        return Trained(self._returned.get(job))
+
+    def left(self, job: Job) -> JobState:
+        return JobState(Cursor(), {"returned": self._returned.get(job)})
 
     def save(self, model: Any, path: Path) -> None:
         raise NotImplementedError("what a loop returned is saved by whoever wrote it")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from carpool.adapters.base import JobState
 from carpool.adapters.torch.build import Built
+from carpool.adapters.torch.transfer import landed
 from carpool.kernels.updates import UPDATES
 
 
@@ -36,6 +38,17 @@ def absorb_into(built: Built, state: JobState) -> None:
                 }
         phase.optimizer.zero_grad(set_to_none=True)  # gradients from before the run belong to other weights
     restore_into(built, state)
+
+
+def on_host(state: JobState) -> JobState:
+    """The state with what is on a device copied to the host; what is there already is not copied."""
+
+    def here(value: Any) -> Any:
+        return landed(value) if isinstance(value, torch.Tensor) and value.device.type != "cpu" else value
+
+    model = {name: here(value) for name, value in state.model.items()}
+    slots = {key: {slot: here(value) for slot, value in own.items()} for key, own in state.optimizer.items()}
+    return replace(state, model=model, optimizer=slots)
 
 
 def _owned(slot: str, value: Any, parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> Any:

@@ -12,16 +12,18 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from carpool.adapters.base import Adapter, JobState, Session, Trained
 from carpool.adapters.torch import full, lightning
-from carpool.adapters.torch.absorb import absorb_into
+from carpool.adapters.torch.absorb import absorb_into, on_host
 from carpool.adapters.torch.behaviour import behaviour, job_signature
 from carpool.adapters.torch.build import Arrays, Built, LivePhase, build_data, build_model
 from carpool.adapters.torch.fuse import Known, TorchFuser
+from carpool.adapters.torch.hold import hold_of
 from carpool.adapters.torch.keep import Kept
 from carpool.adapters.torch.members import make_members
 from carpool.adapters.torch.phases import build_phases, evaluation
 from carpool.adapters.torch.predict import predict
 from carpool.adapters.torch.probe import Probe, probe
 from carpool.adapters.torch.solo import SoloSession
+from carpool.adapters.torch.stack import initial_states
 from carpool.adapters.torch.store import Store, key_of
 from carpool.adapters.torch.streams import Streamed, Streams, is_stream
 from carpool.errors import DeviceError, ModelError, sentence
@@ -29,6 +31,7 @@ from carpool.job import Job
 from carpool.kernels.updates import UPDATES
 from carpool.memory.size import size
 from carpool.planning.cursor import Course
+from carpool.planning.holds import Hold
 from carpool.planning.spec import ModelSpec, Signature
 
 # A guess: warm, opening took 0.2 s a group on an H200, and an eager step 1 to 2 ms; cold was not timed.
@@ -178,6 +181,12 @@ class TorchAdapter(Adapter):
     def absorb(self, job: Job, state: JobState) -> Trained:
         absorb_into(self._known[job].built, state)
         return self.trained(job)
+
+    def left(self, job: Job) -> JobState:
+        return on_host(initial_states(self._known[job].built))
+
+    def hold(self, job: Job, measure: bool) -> Hold | None:
+        return hold_of(self._known[job], self._device, measure)
 
     def trained(self, job: Job) -> Trained:
         built = self._known[job].built

@@ -1,0 +1,238 @@
+"""Workers: what they find when they start, what they say, and how their ends are told. Real processes, each test."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from carpool.errors import WorkerError
+from carpool.process import worker as inside
+from carpool.process.messages import Call, News, Raised, Returned
+from carpool.process.supervisor import Supervisor
+
+LONG_S = 60
+
+
+@pytest.fixture
+def worker():
+    with Supervisor() as one:
+        yield one
+
+
+def answer(worker, function, *arguments, **keywords):
+    worker.call(Call(function, arguments, keywords))
+    return worker.wait(LONG_S)
+
+
+def gone(pid):
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        if not Path(f"/proc/{pid}").exists():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_worker_calls_what_it_is_given_one_after_another(worker):
+    offset = 3
+    assert answer(worker, lambda x, by=1: x * by + offset, 2, by=10) == Returned(23)
+    assert answer(worker, sorted, [2, 1]) == Returned([1, 2])
+
+
+def test_the_environment_is_set_before_a_framework_is_imported(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with Supervisor(env={"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}) as worker:
+        assert answer(worker, lambda: __import__("torch").get_num_threads()) == Returned(1)
+        assert worker.started is not None
+        assert worker.started.environment["OMP_NUM_THREADS"] == "1"
+        assert worker.started.environment["CUDA_VISIBLE_DEVICES"] == ""
+        assert worker.started.frameworks == ()
+
+
+def test_frameworks_that_were_imported_would_be_told():
+    """The list above is empty because nothing was imported, not because nobody looked."""
+    assert "torch" in inside._FRAMEWORKS
+    assert inside.imported() == ("torch",)
+
+
+def test_what_can_be_imported_here_can_be_imported_there(tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("def seven(): return 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import only_here  # type: ignore[import-not-found]
+
+    with Supervisor() as worker:
+        assert answer(worker, only_here.seven) == Returned(7)
+
+
+def test_arrays_in_and_out(worker):
+    x, t = np.arange(200_000.0), torch.arange(200_000.0)
+    found = answer(worker, lambda x, t: (x + 1, t * 2), x, t)
+    assert isinstance(found, Returned)
+    np.testing.assert_array_equal(found.value[0], x + 1)
+    assert torch.equal(found.value[1], t * 2)
+
+
+def test_news_comes_before_the_end(worker):
+    def function():
+        inside.tell("half")
+        return "all"
+
+    worker.call(Call(function))
+    assert worker.wait(LONG_S) == News("half")
+    assert worker.wait(LONG_S) == Returned("all")
+
+
+def test_a_beat_tells_what_the_worker_holds(worker):
+    pause = 2.5 * inside.BEAT_S
+    answer(worker, time.sleep, pause)
+    assert worker.beat.rss_bytes > 10_000_000
+    assert worker.peak_rss_bytes >= worker.beat.rss_bytes
+    assert worker.beat.device_bytes is None
+
+
+# Errors
+
+
+def test_an_exception_comes_back_as_itself_with_its_traceback(worker):
+    def function():
+        raise KeyError("lost")
+
+    found = answer(worker, function)
+    assert isinstance(found, Raised)
+    assert type(found.error) is KeyError
+    assert found.error.args == ("lost",)
+    assert "in function" in "".join(found.error.__notes__)
+
+
+class Demanding(Exception):
+    """Pickles, and cannot be made again."""
+
+    def __init__(self, code, text):
+        super().__init__(f"{code}: {text}")
+
+
+def test_an_exception_that_cannot_travel_comes_as_text(worker):
+    def function():
+        raise Demanding(7, "no way")
+
+    found = answer(worker, function)
+    assert isinstance(found, Raised)
+    assert type(found.error) is WorkerError
+    assert "Demanding: 7: no way" in str(found.error)
+    assert "in function" in str(found.error)
+
+
+def test_a_value_that_cannot_travel_is_an_error_and_the_worker_goes_on(worker):
+    found = answer(worker, threading.Lock)
+    assert isinstance(found, Raised)
+    assert "Expected a worker's function to return what can be pickled" in str(found.error)
+    assert answer(worker, int) == Returned(0)
+
+
+def test_a_call_that_cannot_be_read_there_is_an_error(worker, tmp_path, monkeypatch):
+    (tmp_path / "gone_by_then.py").write_text("def function(): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import gone_by_then  # type: ignore[import-not-found]
+
+    found = answer(worker, gone_by_then.function)
+    assert isinstance(found, Raised)
+    assert isinstance(found.error, ModuleNotFoundError)
+
+
+def test_ctrl_c_reaches_the_function_and_not_the_worker(worker):
+    def function():
+        inside.tell("here")
+        time.sleep(LONG_S)
+
+    worker.call(Call(function))
+    assert worker.wait(LONG_S) == News("here")
+    worker.interrupt()
+    found = worker.wait(LONG_S)
+    assert isinstance(found, Raised)
+    assert isinstance(found.error, KeyboardInterrupt)
+    worker.interrupt()  # between calls
+    assert answer(worker, int) == Returned(0)
+
+
+# Ends
+
+
+def crash(how):
+    import sys
+
+    print("the last thing I did", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), how) if how > 0 else os._exit(-how)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL"),
+        (signal.SIGSEGV, "was killed by SIGSEGV"),
+        (-5, "ended with exit code 5"),
+    ],
+)
+def test_a_worker_that_dies_says_how_and_what_it_wrote(worker, how, words):
+    worker.call(Call(crash, (how,)))
+    with pytest.raises(WorkerError, match=words) as raised:
+        worker.wait(LONG_S)
+    assert "the last thing I did" in str(raised.value)
+
+
+def test_a_worker_that_hangs_is_stopped_and_says_where_it_was():
+    def waits_for_ever():
+        inside.tell("here")
+        threading.Event().wait()
+
+    with Supervisor() as worker:
+        worker.call(Call(waits_for_ever))
+        assert worker.wait(LONG_S) == News("here")
+        worker.timeout_s = 0.5
+        with pytest.raises(WorkerError, match=r"no progress for 0\.5 s") as raised:
+            worker.wait(LONG_S)
+        assert "in waits_for_ever" in str(raised.value)
+        assert gone(worker.pid)
+
+
+def test_news_is_progress():
+    def goes_on():
+        for _ in range(15):
+            time.sleep(0.2)
+            inside.tell("on")
+
+    with Supervisor() as worker:
+        worker.call(Call(goes_on))
+        assert worker.wait(LONG_S) == News("on")
+        worker.timeout_s = 2.0  # less than all of it takes
+        while isinstance(found := worker.wait(LONG_S), News):
+            pass
+        assert found == Returned(None)
+
+
+def test_nothing_is_left_of_a_worker_that_will_not_end():
+    def stubborn():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        inside.tell(os.getpid())
+        while True:
+            time.sleep(1)
+
+    before = threading.active_count()
+    with Supervisor() as worker:
+        worker.call(Call(stubborn))
+        found = worker.wait(LONG_S)
+        assert isinstance(found, News)
+    assert gone(found.content)
+    assert threading.active_count() == before
+
+
+def test_a_worker_that_nobody_holds_any_more_ends():
+    worker = Supervisor()
+    assert answer(worker, int) == Returned(0)
+    pid = worker.pid
+    del worker
+    assert gone(pid)
