@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import carpool
+from carpool.environment import cores
 from carpool.errors import OptionError, WorkerError
-from carpool.process.cores import cores
 from carpool.result import Outcome
 
 

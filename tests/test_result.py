@@ -49,11 +49,11 @@ def test_a_long_list_of_names_is_shortened():
         Results([result(str(i)) for i in range(20)])["z"]
 
 
-def test_failed_are_those_that_raised_or_diverged():
+def test_failed_are_those_that_raised_diverged_or_did_not_fit():
     results = Results(
         [result(outcome.word, outcome=outcome) for outcome in Outcome],
     )
-    assert [r.name for r in results.failed] == ["diverged", "failed"]
+    assert [r.name for r in results.failed] == ["diverged", "failed", "out_of_memory"]
 
 
 def test_metrics_come_in_the_order_first_seen():
@@ -73,6 +73,7 @@ def test_every_outcome_has_a_word_and_a_sentence():
         "stopped",
         "diverged",
         "failed",
+        "out_of_memory",
         "interrupted",
     ]
     assert all(" " in outcome.value for outcome in Outcome)

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from carpool.environment import cores
 from carpool.errors import Interrupted, OptionError, described, sentence
 from carpool.executors.interrupt import Pause
 from carpool.memory import device
 from carpool.memory.size import Size, limit
-from carpool.process.cores import cores, threads
 from carpool.process.messages import Call, Returned
 from carpool.process.pool import Ended, Pool
+from carpool.process.threads import threads
 from carpool.process.wire import Blocks
 from carpool.result import Outcome, Result, Results
 

@@ -11,6 +11,7 @@ from typing import Any
 from carpool import adapters
 from carpool import reporters as reporting
 from carpool.adapters.base import Adapter
+from carpool.environment import cores
 from carpool.errors import CarpoolError, Interrupted, JobError, OptionError, described, sentence
 from carpool.events import Emit, Event, RunEnded, RunStarted
 from carpool.executors import isolated
@@ -26,7 +27,6 @@ from carpool.planning.plan import Plan, make_plan
 from carpool.planning.spec import ModelSpec
 from carpool.planning.trials import Trial
 from carpool.process import worker
-from carpool.process.cores import cores
 from carpool.result import Outcome, Result, Results
 
 Reporters = str | Sequence[Callable[[Event], None]]

@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from carpool.adapters.base import (
     Adapter,
@@ -37,6 +37,7 @@ from carpool.events import (
     JobFailed,
 )
 from carpool.executors.driver import Driver, Finish, Member, Unfit
+from carpool.executors.entry import Entry
 from carpool.executors.interrupt import Pause
 from carpool.executors.isolated import Isolated, Workers
 from carpool.executors.isolated import wait as wait_for_workers
@@ -45,7 +46,7 @@ from carpool.job import Job
 from carpool.memory import device as devices
 from carpool.memory.ledger import Ledger
 from carpool.memory.size import shown
-from carpool.planning.plan import Group, Plan
+from carpool.planning.plan import Plan
 from carpool.result import Outcome, Result
 
 SLICE_S = 0.05  # how long a chunk should take while others wait: long beside what a chunk costs the host, about 1 ms
@@ -61,31 +62,6 @@ class Orders:
     strategy: str = "auto"
     verify: bool = False
     on_error: str = "collect"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What waits to be opened: a group, or one job of it. `plain` after a captured step of it did not hold."""
-
-    number: int
-    group: Group
-    names: tuple[str, ...]
-    strategy: str
-    reason: str
-    plain: bool = False
-    alone: bool = False
-    """Whether it waits until nothing else is open: it did not fit beside others."""
-    saved: Mapping[str, tuple[Member, JobState]] = field(default_factory=dict)
-    """Who goes on from where it stood in another session."""
-
-    @property
-    def holder(self) -> str:
-        return f"group {self.number}: {self.names[0]}{' alone' if self.plain else ''}"
-
-    @property
-    def bytes(self) -> int:
-        memory = self.group.memory
-        return memory.fixed_bytes + memory.member_bytes * len(self.names) + memory.check_bytes
 
 
 class Run:
@@ -317,20 +293,10 @@ class Run:
         if len(names) == len(entry.names) == 1 and entry.alone:
             self._give_up(entry, names[0], error)
             return
-        half = -(-len(names) // 2)
-        parts = [part for part in (names[:half], names[half:]) if part]
-        if not parts:
-            return
-        how = f"{len(parts)} groups of about {half}" if len(parts) > 1 else "alone with the device"
-        kept = f"{len(saved)} of {len(names)} from where they stood"
-        reason = f"out of memory ({described(error)}): on as {how}, {kept}"
-        self._emit(GroupFellBack(entry.number, names, reason))
-        for part in reversed(parts):
-            own = {name: saved[name] for name in part if name in saved}
-            again = replace(entry, names=part, saved=own, alone=True)
-            if len(part) == 1:
-                again = replace(again, strategy="interleaved", reason=reason)
-            self._waiting.appendleft(again)
+        parts = entry.parts(names, saved, described(error))
+        if parts:
+            self._emit(GroupFellBack(entry.number, names, parts[0].reason))
+        self._waiting.extendleft(reversed(parts))
 
     def _give_up(self, entry: Entry, name: str, error: Exception) -> None:
         available = min(devices.read(self._orders.device).free_bytes, self._ledger.capacity_bytes)

@@ -1,125 +1,40 @@
-"""Groups in processes of their own: our side, which takes its turn like any other lane, and the worker's.
+"""Groups in processes of their own: our side, which takes its turn like any other lane. The worker's is `errand.py`.
 
-Inside a worker runs what runs everywhere: the plan of its jobs, the driver, the sessions. What happens there comes here as the same
+What happens in a worker comes here as the same
 typed events, and what a job reached as its outcome, history and state, which our adapter writes into the user's own objects.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import fields, replace
 from typing import Any
 
 from carpool.adapters.base import Adapter, JobState
-from carpool.errors import JobError, WorkerError, described
-from carpool.events import (
-    BatchesRead,
-    Emit,
-    EpochEnded,
-    GroupAdvanced,
-    GroupCompiled,
-    GroupFellBack,
-    GroupResized,
-    GroupTried,
-    GroupVerified,
-    JobEnded,
-)
+from carpool.environment import cores
+from carpool.errors import JobError, OutOfRoomError, WorkerError, described, sentence
+from carpool.events import BatchesRead, Emit, EpochEnded
 from carpool.executors.driver import Finish, Member, Ready
-from carpool.executors.interrupt import Pause
+from carpool.executors.errand import Began, Reached, Request, carry_out
 from carpool.job import Job
-from carpool.memory.size import Limit
+from carpool.memory import device as devices
+from carpool.memory.policy import Policy, variables
+from carpool.memory.size import Limit, shown, size
 from carpool.planning.plan import Group, Plan
-from carpool.process import worker as inside
-from carpool.process.cores import cores, threads
 from carpool.process.messages import Call, Message, News, Raised, Returned
+from carpool.process.mps import service, thread_share
 from carpool.process.supervisor import Supervisor
-from carpool.process.wire import Blocks, Closed
-from carpool.result import Outcome, Result
+from carpool.process.threads import threads
+from carpool.process.wire import Blocks
+from carpool.result import Outcome
 
 _WAIT_S = 0.1  # how long to wait for workers to say something before looking at timeouts and Ctrl-C
 _BEGIN_S = 120.0  # what importing and building may take, however short the timeout
 _ANSWER_S = 10.0  # how long an interrupted worker may take to hand over what it had reached
-_GROUP_EVENTS = GroupCompiled | GroupVerified | GroupTried | GroupFellBack | GroupResized | GroupAdvanced
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a worker is asked to train, and how."""
-
-    jobs: tuple[Job, ...]
-    device: str
-    strategy: str
-    verify: bool
-    compile: str | bool
-    most: Limit
-
-
-@dataclass(frozen=True)
-class Reached:
-    """What a worker says of a job that has ended there."""
-
-    name: str
-    outcome: Outcome
-    history: Mapping[str, Sequence[float]]
-    steps: int
-    state: JobState | None
-    error: BaseException | None
-    peak_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Began:
-    """A worker has imported and built what its jobs need: from here on it is expected to make progress."""
-
-
-# The worker's side
-
-
-def carry_out(request: Request) -> None:
-    """Trains the jobs of a request, in a worker, and tells what happens."""
-    from carpool.train import Orders, Run, _prepare  # it imports this module
-
-    with _prepare(request.jobs, request.device, request.strategy, request.compile, request.most) as prepared:
-        orders = Orders(prepared.plan.device, request.strategy, request.verify)
-        adapter = next(iter(prepared.adapters.values()))
-
-        def emit(event: object) -> None:
-            if isinstance(event, JobEnded):
-                _tell(_reached(run.results[event.name], prepared.jobs[event.name], adapter))
-            elif isinstance(event, _GROUP_EVENTS | EpochEnded | BatchesRead):
-                inside.tell(event)
-
-        inside.tell(Began())
-        run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit)
-        with Pause() as pause:
-            try:
-                run.groups(pause)
-            except KeyboardInterrupt:
-                return  # what every job had reached has been told
-
-
-def _reached(result: Result, job: Job, adapter: Adapter) -> Reached:
-    state = None if result.model is None else adapter.left(job)
-    error = None if result.error is None else inside.portable(result.error)
-    return Reached(result.name, result.outcome, result.history, result.steps, state, error, result.peak_bytes)
-
-
-def _tell(reached: Reached) -> None:
-    try:
-        inside.tell(reached)
-    except Closed:
-        raise
-    except Exception as error:
-        why = WorkerError(f"What {reached.name!r} left cannot be handed over: {described(error)}")
-        inside.tell(replace(reached, outcome=Outcome.FAILED, state=None, error=why))
-
-
-# Our side
 
 
 class Workers:
@@ -135,9 +50,11 @@ class Workers:
         self._blocks = Blocks()
         groups = [group for group in plan.groups if group.strategy == "isolated"]
         self._at_once = min(len(groups), cores())
+        self._shared = ExitStack()
         for group in groups:
             self._survey(self._request(group))
         self._blocks.surveyed()
+        self._mps = self._shared.enter_context(service()).variables if groups and not self._on_cpu else {}
 
     def _survey(self, request: Request) -> None:
         try:
@@ -166,7 +83,10 @@ class Workers:
         except BaseException:
             worker.stop()
             raise
-        return Isolated(worker, members, finish, emit, number, timeout_s)
+        cap_bytes = (
+            _cap_bytes(jobs) if self._on_cpu else None
+        )  # on a GPU the framework in the worker keeps it
+        return Isolated(worker, members, finish, emit, number, timeout_s, cap_bytes)
 
     def _request(self, group: Group) -> Request:
         plain = [replace(self._jobs[name], share=None, timeout_s=None) for name in group.names]
@@ -176,14 +96,22 @@ class Workers:
         return Request(tuple(plain), self._device, strategy, self._verify, compile, self._most)
 
     def _environment(self, jobs: Sequence[Job]) -> dict[str, str]:
-        env = threads(self._at_once, cores(), os.environ) if self._on_cpu else {}
         shares = [job.share for job in jobs if job.share is not None]
-        if shares:
-            env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{math.ceil(100 * min(1.0, sum(shares)))}"
-        return env
+        share = thread_share(min(1.0, sum(shares))) if shares else {}
+        if self._on_cpu:
+            return threads(self._at_once, cores(), os.environ) | share
+        policy = Policy(Limit(size_bytes=_cap_bytes(jobs)))
+        return {**variables(policy, devices.read(self._device).total_bytes, os.environ), **self._mps, **share}
 
     def close(self) -> None:
         self._blocks.close()
+        self._shared.close()
+
+
+def _cap_bytes(jobs: Sequence[Job]) -> int | None:
+    """What the jobs of a worker may take together; None unless each of them says."""
+    budgets = [size(job.budget) for job in jobs if job.budget is not None]
+    return sum(budgets) if len(budgets) == len(jobs) else None
 
 
 def refuse_unpicklable(job: Job) -> None:
@@ -223,12 +151,14 @@ class Isolated:
         emit: Emit,
         group: int,
         timeout_s: float | None = None,
+        cap_bytes: int | None = None,
     ) -> None:
         self.worker, self._timeout_s = worker, timeout_s
+        self._cap_bytes, self._first_bytes = cap_bytes, 0
         self.slice_s: float | None = None
         self._members = {member.name: member for member in members}
         self._finish, self._emit, self._group = finish, emit, group
-        self._next: Message | WorkerError | None = None
+        self._next: Message | WorkerError | OutOfRoomError | None = None
         self._peak_bytes: int | None = None
 
     def run(self, verify: bool = False, measure: bool = False) -> Iterator[Ready]:
@@ -242,11 +172,27 @@ class Isolated:
         if self._next is None:
             try:
                 self._next = self.worker.poll()
-            except WorkerError as error:
+                self._check_cap()
+            except (WorkerError, OutOfRoomError) as error:
                 self._next = error
         return self._next is not None
 
-    def _heed(self, said: Message | WorkerError | None) -> None:
+    def _check_cap(self) -> None:
+        """Ends a worker that holds more for its jobs than they may take."""
+        held = self.worker.beat.rss_bytes if self.worker.beat is not None else None
+        if self._cap_bytes is None or held is None or not self._first_bytes:
+            return
+        if (taken := held - self._first_bytes) > self._cap_bytes:
+            self.worker.kill()
+            names = ", ".join(map(repr, self._members))
+            told = sentence(
+                f"{names} to take at most their budget of {shown(self._cap_bytes)}",
+                f"{shown(taken)} in their worker, which was stopped",
+                "raise budget=, or take smaller batches",
+            )
+            raise OutOfRoomError(told)
+
+    def _heed(self, said: Message | WorkerError | OutOfRoomError | None) -> None:
         match said:
             case News(Reached() as reached):
                 self._end(reached)
@@ -254,8 +200,8 @@ class Isolated:
                 for metric, value in event.metrics.items():
                     self._members[event.name].history.setdefault(metric, []).append(value)
                 self._emit(event)
-            case News(Began()):
-                self.worker.timeout_s = self._timeout_s
+            case News(Began(rss_bytes)):
+                self.worker.timeout_s, self._first_bytes = self._timeout_s, rss_bytes or 0
             case News(BatchesRead() as event):
                 self._emit(event)
             case News(event):
@@ -264,6 +210,8 @@ class Isolated:
                 self._fail(error)
             case WorkerError():
                 self._fail(said)
+            case OutOfRoomError():
+                self._fail(said, Outcome.OUT_OF_MEMORY)
             case Returned():
                 self._fail(WorkerError("A worker process ended without a word about this job."))
 
@@ -274,11 +222,11 @@ class Isolated:
         self._peak_bytes = reached.peak_bytes
         self._finish(member, reached.outcome, reached.state, reached.error)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, outcome: Outcome = Outcome.FAILED) -> None:
         """Those that have not ended fail, with what the worker had told of them; their objects are as they were."""
         while self._members:
             _, member = self._members.popitem()
-            self._finish(member, Outcome.FAILED, None, error)
+            self._finish(member, outcome, None, error)
 
     def ask(self) -> None:
         """Asks the worker to stop where it stands."""

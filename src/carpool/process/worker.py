@@ -114,12 +114,12 @@ def _beat(channel: Channel) -> None:
     waits = threading.Event()
     while not waits.wait(BEAT_S):
         try:
-            channel.send(Beat(_rss_bytes(), _device_bytes()))
+            channel.send(Beat(rss_bytes(), _device_bytes()))
         except Closed:
             return
 
 
-def _rss_bytes() -> int | None:
+def rss_bytes() -> int | None:
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):

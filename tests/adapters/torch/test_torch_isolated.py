@@ -396,3 +396,19 @@ def test_ctrl_c_hands_over_what_every_job_had_reached():
     assert lines == ["interrupted True"] * running + ["interrupted False"] * (3 - running)
     assert tree
     assert not any(Path(f"/proc/{pid}").exists() for pid in tree)
+
+
+def hoard():
+    """A step that keeps 300 MiB and then waits: whoever looks finds it."""
+    held = np.ones(300 << 20, dtype=np.uint8)
+    while len(held):
+        time.sleep(0.01)
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_job_over_its_budget_is_stopped_in_its_worker_and_the_others_go_on():
+    results = run([faulty(hoard, 5, budget="64MiB"), live_job()])
+    bad, good = results
+    assert bad.outcome is Outcome.OUT_OF_MEMORY
+    assert "to take at most their budget of 64 MiB. Received:" in str(bad.error)
+    assert good.outcome is Outcome.COMPLETED

@@ -1,18 +1,10 @@
-"""The cores of this machine that are ours, and how workers share them."""
+"""How workers share the cores."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 _COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-def cores() -> int:
-    """How many this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def threads(workers: int, among: int, found: Mapping[str, str]) -> dict[str, str]:
