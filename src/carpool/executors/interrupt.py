@@ -10,17 +10,15 @@ import signal
 import socket
 import threading
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 
-class Pause:
-    """Notes Ctrl-C while it is open. Outside the main thread, where signals cannot be taken, it does nothing."""
+class _Taken:
+    """Takes Ctrl-C while it is open. Outside the main thread, where signals cannot be taken, it does nothing."""
 
-    def __init__(self) -> None:
-        self._asked = False
-        self._previous: Any = None
+    _previous: Any = None
 
-    def __enter__(self) -> Pause:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGINT, self._note)
         return self
@@ -30,6 +28,16 @@ class Pause:
     ) -> None:
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
+
+    def _note(self, _signal: int, _frame: FrameType | None) -> None:
+        raise NotImplementedError
+
+
+class Pause(_Taken):
+    """Notes Ctrl-C while it is open."""
+
+    def __init__(self) -> None:
+        self._asked = False
 
     def _note(self, _signal: int, _frame: FrameType | None) -> None:
         if self._asked:
@@ -42,7 +50,7 @@ class Pause:
             raise KeyboardInterrupt
 
 
-class Bell:
+class Bell(_Taken):
     """Ctrl-C for a loop that waits in `select`: counted, and the descriptor becomes readable. Nothing is raised while it is open."""
 
     def __init__(self) -> None:
@@ -50,18 +58,11 @@ class Bell:
         self._near, self._far = socket.socketpair()
         self._near.setblocking(False)
         self._far.setblocking(False)
-        self._previous: Any = None
-
-    def __enter__(self) -> Bell:
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._ring)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
+        super().__exit__(kind, error, trace)
         self._near.close()
         self._far.close()
 
@@ -75,7 +76,7 @@ class Bell:
             self._near.recv(4096)
         return self.rung
 
-    def _ring(self, _signal: int, _frame: FrameType | None) -> None:
+    def _note(self, _signal: int, _frame: FrameType | None) -> None:
         self.rung += 1
         with contextlib.suppress(BlockingIOError):
             self._far.send(b"!")

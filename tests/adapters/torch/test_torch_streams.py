@@ -397,7 +397,8 @@ def test_a_session_that_cannot_be_opened_holds_up_nobody():
     loader = DataLoader(TensorDataset(X, Y), batch_size=4)
     heavy = partial(Heavy, 3, 1, dtype=torch.float64)
     results = train(job(loader, "heavy", model=heavy), job(loader, "sound"))
-    assert str(results["heavy"].error) == "out of memory"
+    assert results["heavy"].outcome.word == "out_of_memory"
+    assert "RuntimeError: out of memory, with" in str(results["heavy"].error)
     assert_like(results["sound"], by_hand(Batches()))
 
 

@@ -49,6 +49,7 @@ class Known:
 
 
 _WASTE = 1.05  # allocators round sizes up
+_WORKSPACE_BYTES = 64 << 20  # what cuBLAS and cuDNN keep for a stream
 
 
 class TorchFuser(Fuser):
@@ -98,7 +99,8 @@ class TorchFuser(Fuser):
             return None
         one, _ = self._peak(known, 1)
         two, checked = self._peak(known, 2)
-        return Footprint(int(_WASTE * max(0, 2 * one - two)), int(_WASTE * (two - one)), checked)
+        beside = _WORKSPACE_BYTES if self._device().startswith("cuda") else 0
+        return Footprint(int(_WASTE * max(0, 2 * one - two)) + beside, int(_WASTE * (two - one)), checked)
 
     def _peak(self, known: Sequence[Known], width: int) -> tuple[int, int]:
         """The most that is alive in a step, and what checking one of the members takes."""

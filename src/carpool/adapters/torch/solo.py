@@ -127,9 +127,8 @@ class SoloSession(Session):
 
     def _writes(self) -> int:
         """How often the parameters and the optimizers' state were written: a step that wrote neither can be taken again."""
-        slots = (
-            s for phase in self._built.phases for own in phase.optimizer.state.values() for s in own.values()
-        )
+        states = (own for phase in self._built.phases for own in phase.optimizer.state.values())
+        slots = (slot for own in states if isinstance(own, Mapping) for slot in own.values())
         held = (*self._built.model.parameters(), *slots)
         return sum(tensor._version for tensor in held if isinstance(tensor, torch.Tensor))
 

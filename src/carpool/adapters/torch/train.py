@@ -69,6 +69,10 @@ class TorchAdapter(Adapter):
             raise DeviceError(
                 sentence(f"a device out of auto, {', '.join(known)}", repr(name), 'pass device="auto"')
             )
+        if place.startswith("cuda"):
+            torch.cuda.synchronize(
+                place
+            )  # its context takes memory: it is there before anybody asks what is free
         self._device = place
         return place
 
