@@ -1,6 +1,6 @@
 """Workers: two jobs whose step is pure Python, planned by `auto` beside one after another; and what supervision costs.
 
-Supervision is timed inside the loop, from its first step to its last, in a worker and in this process: starting a worker is left out
+Supervision is timed inside a loop, between one step and the next, in a worker and in this process: starting a worker is left out
 of it, and is part of the other.
 """
 
@@ -63,11 +63,16 @@ def job(width: int, turns: int) -> carpool.Job:
 
 
 def loop(turns: int) -> Iterator[Mapping[str, float]]:
-    started = time.perf_counter()
+    """Returns how long its steps took, and how long it waited between them."""
+    steps_s = between_s = 0.0
     for _ in range(LOOP_STEPS):
+        started = time.perf_counter()
         count(turns)
+        ended = time.perf_counter()
         yield {"loss": 0.0}
-    return time.perf_counter() - started
+        steps_s += ended - started
+        between_s += time.perf_counter() - ended
+    return steps_s, between_s
 
 
 def _trained(turns: int, strategy: str) -> tuple[float, Any]:
@@ -76,11 +81,9 @@ def _trained(turns: int, strategy: str) -> tuple[float, Any]:
     return time.perf_counter() - started, results
 
 
-def _looped(turns: int, strategy: str) -> float:
-    result = carpool.train(
-        [carpool.Loop(loop, turns, every=10)], device="cpu", strategy=strategy, reporters=[]
-    )[0]
-    return result.model
+def _looped(turns: int, strategy: str) -> tuple[float, float]:
+    made = carpool.Loop(loop, turns, every=10)
+    return carpool.train([made], device="cpu", strategy=strategy, reporters=[])[0].model
 
 
 def run(windows: int, say: Callable[[str], None]) -> dict[str, Any]:
@@ -99,16 +102,16 @@ def run(windows: int, say: Callable[[str], None]) -> dict[str, Any]:
     for window in range(windows):
         here.append(_looped(turns, "in_turn"))
         apart.append(_looped(turns, "isolated"))
-        say(f"window {window}: a loop here {here[-1]:.3f} s, in a worker {apart[-1]:.3f} s")
+        say(f"window {window}: steps and what is between them, here {here[-1]}, in a worker {apart[-1]}")
     scores = {
         "auto_s": median(auto),
         "one_after_another_s": median(in_turn),
         "times_faster": median(in_turn) / median(auto),
         "chosen": chosen,
         "reason": reason,
-        "loop_here_s": median(here),
-        "loop_in_a_worker_s": median(apart),
-        "supervision_percent": 100 * (median(apart) / median(here) - 1),
+        "between_steps_percent_here": 100 * median(between / steps for steps, between in here),
+        "between_steps_percent_in_a_worker": 100 * median(between / steps for steps, between in apart),
+        "steps_in_a_worker_over_here": median(s for s, _ in apart) / median(s for s, _ in here),
     }
     samples = {
         "auto_s": auto,

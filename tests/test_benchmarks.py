@@ -354,5 +354,5 @@ def test_workers_are_compared_with_one_after_another_and_with_a_loop_here(
     scores = found["scores"]
     assert scores["chosen"] == "interleaved"  # too little work for a worker
     assert scores["times_faster"] == scores["one_after_another_s"] / scores["auto_s"]
-    assert scores["loop_in_a_worker_s"] > 0
+    assert scores["between_steps_percent_in_a_worker"] > 0
     assert all(len(values) == 1 for values in found["samples"].values())
