@@ -14,7 +14,8 @@ from carpool.adapters.base import JobState
 from carpool.errors import OptionError
 from carpool.events import EpochEnded, Event, GroupAdvanced, GroupResized, GroupVerified
 from carpool.executors import driver as module
-from carpool.executors.driver import Driver, Member, Unfit
+from carpool.executors.driver import Driver, Unfit
+from carpool.executors.member import Member
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Course
 from carpool.result import Outcome
 from carpool.testing import FakeFusedSession, FakeSession, Script

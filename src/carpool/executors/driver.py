@@ -9,7 +9,7 @@ several sessions can share a device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -33,11 +33,10 @@ from carpool.events import (
     GroupTried,
     GroupVerified,
 )
-from carpool.job import Job
-from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Course, Cursor, Supply, cut
+from carpool.executors.member import Member
+from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor, Supply, cut
 from carpool.planning.widths import repacked, spread
 from carpool.result import Outcome
-from carpool.stopping import Patience
 
 FIRST_CHECKED = 256  # members checked at the first step; a wider group checks so many spread over it: 1 to 2 ms each on an H200
 _IN_FLIGHT = 2  # chunks enqueued before the oldest one's metrics are read
@@ -62,53 +61,6 @@ class Finish(Protocol):
     def __call__(
         self, member: Member, outcome: Outcome, state: JobState | None, error: BaseException | None = None
     ) -> None: ...
-
-
-@dataclass
-class Member:
-    """A job on its way: where it stands and what it has shown so far."""
-
-    job: Job
-    course: Course
-    cursor: Cursor = field(default_factory=Cursor)
-    steps: int = 0
-    history: dict[str, list[float]] = field(default_factory=dict)
-    sums: dict[str, float] = field(default_factory=dict)
-    samples: int = 0
-    patience: Patience | None = None
-    epochs_ended: int = 0
-
-    def __post_init__(self) -> None:
-        if self.job.stop is not None:
-            self.patience = Patience(self.job.stop)
-
-    @property
-    def name(self) -> str:
-        return str(self.job.name)
-
-    @property
-    def decides(self) -> bool:
-        """Whether something is decided at the end of each epoch, so that its metrics must be known at once."""
-        job = self.job
-        return bool(job.validation_data is not None or job.stop or job.callbacks or job.scheduler is not None)
-
-    @property
-    def through(self) -> bool:
-        """Whether all its steps are enqueued."""
-        return self.cursor.epoch == self.course.epochs
-
-    def count(self, row: MetricRow) -> None:
-        """Adds a chunk's sums to the running epoch."""
-        self.steps += row.steps
-        self.samples += row.samples
-        for metric, value in row.sums.items():
-            self.sums[metric] = self.sums.get(metric, 0.0) + value
-
-    def epoch_metrics(self) -> dict[str, float]:
-        """The running epoch's means; the next epoch starts at zero."""
-        means = {metric: value / max(1, self.samples) for metric, value in self.sums.items()}
-        self.sums, self.samples = {}, 0
-        return means
 
 
 class Driver:
@@ -156,17 +108,9 @@ class Driver:
         self._end(tuple(self._members), Outcome.INTERRUPTED)
 
     def salvage(self) -> dict[str, tuple[Member, JobState]]:
-        """The members that can go on in another session from where they stand, and their states; the books are closed for it.
-
-        Not those that may have to go back to weights which only this session holds, nor those whose input has been read, nor those
-        that may stand between two updates.
-        """
+        """The members that can go on in another session from where they stand, and their states; the books are closed for it."""
         self._settle_now()
-        rows = [
-            row
-            for row, m in self._members.items()
-            if not m.course.streamed and not _holds_best(m) and m.job.accumulate == 1
-        ]
+        rows = [row for row, m in self._members.items() if m.movable]
         states = self._session.state(rows) if rows else ()
         return {
             self._members[row].name: (self._members[row], replace(state, cursor=self._members[row].cursor))
@@ -436,11 +380,6 @@ class Driver:
         moved = self._session.resize(target)
         self._members = {moved[row]: member for row, member in self._members.items()}
         self._emit(GroupResized(self._group, width, target))
-
-
-def _holds_best(member: Member) -> bool:
-    patience = member.patience
-    return patience is not None and patience.policy.restore_best and patience.best_epoch >= 0
 
 
 def _sample(chunk: Chunk) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from carpool.adapters.base import JobState
-from carpool.executors.driver import Member
+from carpool.executors.member import Member
 from carpool.planning.plan import Group
 
 Saved = Mapping[str, tuple[Member, JobState]]

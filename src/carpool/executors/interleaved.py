@@ -36,12 +36,13 @@ from carpool.events import (
     JobEnded,
     JobFailed,
 )
-from carpool.executors.driver import Driver, Finish, Member, Unfit
+from carpool.executors.driver import Driver, Finish, Unfit
 from carpool.executors.entry import Entry
 from carpool.executors.interrupt import Pause
 from carpool.executors.isolated import Isolated, Workers
 from carpool.executors.isolated import wait as wait_for_workers
 from carpool.executors.lane import Driving, Held, Lane, next_lane
+from carpool.executors.member import Member
 from carpool.job import Job
 from carpool.memory import device as devices
 from carpool.memory.ledger import Ledger

@@ -18,8 +18,9 @@ from carpool.adapters.base import Adapter, JobState
 from carpool.environment import cores
 from carpool.errors import JobError, OutOfRoomError, WorkerError, described, sentence
 from carpool.events import BatchesRead, Emit, EpochEnded
-from carpool.executors.driver import Finish, Member, Ready
+from carpool.executors.driver import Finish, Ready
 from carpool.executors.errand import Began, Reached, Request, carry_out
+from carpool.executors.member import Member
 from carpool.job import Job
 from carpool.memory import device as devices
 from carpool.memory.policy import Policy, variables
@@ -93,7 +94,8 @@ class Workers:
         alone = "in_turn" if self._on_cpu else "interleaved"
         strategy = alone if len(plain) == 1 else "auto"
         compile = self._adapters[group.adapter].compile
-        return Request(tuple(plain), self._device, strategy, self._verify, compile, self._most)
+        device = self._device if self._on_cpu else "cuda:0"  # the one that the worker sees
+        return Request(tuple(plain), device, strategy, self._verify, compile, self._most)
 
     def _environment(self, jobs: Sequence[Job]) -> dict[str, str]:
         shares = [job.share for job in jobs if job.share is not None]
@@ -101,7 +103,10 @@ class Workers:
         if self._on_cpu:
             return threads(self._at_once, cores(), os.environ) | share
         policy = Policy(Limit(size_bytes=_cap_bytes(jobs)))
-        return {**variables(policy, devices.read(self._device).total_bytes, os.environ), **self._mps, **share}
+        taken = variables(policy, devices.read(self._device).total_bytes, os.environ)
+        index = int(self._device.partition(":")[2] or 0)
+        name = devices.visible_name(index, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        return {**taken, **self._mps, **share, "CUDA_VISIBLE_DEVICES": name}
 
     def close(self) -> None:
         self._blocks.close()

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from carpool.adapters.base import JobState
-from carpool.executors.driver import Member, Ready, at_once
+from carpool.executors.driver import Ready, at_once
+from carpool.executors.member import Member
 
 
 class Driving(Protocol):

@@ -41,11 +41,18 @@ def _gpu(index: int) -> DeviceMemory:
 
 
 def _physical(index: int) -> int:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    name = visible_name(index, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    return int(name) if name.isdigit() else index
+
+
+def visible_name(index: int, visible: str) -> str:
+    """What a process that is to see this device alone has as its CUDA_VISIBLE_DEVICES; `visible` is ours.
+
+    >>> visible_name(1, ""), visible_name(1, "4, 6"), visible_name(0, "GPU-3f")
+    ('1', '6', 'GPU-3f')
+    """
     chosen = [part.strip() for part in visible.split(",") if part.strip()]
-    if index < len(chosen) and chosen[index].isdigit():
-        return int(chosen[index])
-    return index
+    return chosen[index] if index < len(chosen) else str(index)
 
 
 def _handle_memory(index: int) -> DeviceMemory:
