@@ -49,7 +49,7 @@ class Entry:
                 names=part,
                 saved={name: saved[name] for name in part if name in saved},
                 alone=True,
-                strategy="interleaved" if len(part) == 1 else self.strategy,
+                strategy="interleaved" if len(part) == 1 and self.strategy == "fused" else self.strategy,
                 reason=reason,
             )
             for part in found

@@ -152,7 +152,7 @@ class Run:
                 driver,
                 session,
                 self._orders.verify,
-                self._orders.strategy == "auto",
+                self._orders.strategy == "auto" and not entry.alone,
                 self._weight(entry),
                 start_s,
             )
@@ -166,6 +166,8 @@ class Run:
                     if name in entry.saved:
                         session.load(row, entry.saved[name][1])
         except BaseException:
+            if isinstance(session, FusedSession):
+                session.abandon()  # or optimizers and schedulers would stay where they were loaded
             session.close()
             raise
         return session
@@ -202,7 +204,12 @@ class Run:
         def finish(
             member: Member, outcome: Outcome, state: JobState | None, error: BaseException | None = None
         ) -> None:
-            trained = adapter.absorb(member.job, state) if state is not None else adapter.trained(member.job)
+            try:
+                trained = (
+                    adapter.absorb(member.job, state) if state is not None else adapter.trained(member.job)
+                )
+            except Exception as raised:  # half of it may be written: nobody starts again from that
+                trained, outcome, error = adapter.trained(member.job), Outcome.FAILED, raised
             seconds = time.perf_counter() - started
             self._ended(_result(member, outcome, trained, error, seconds, peak_bytes(), entry))
 
@@ -265,16 +272,17 @@ class Run:
 
     def _recover(self, lane: Lane, entry: Entry, error: Exception) -> None:
         """Closes what did not fit; its members go on from their last whole step where they can, else from their beginning."""
+        _drop_frames(error)
+        members = {member.name: member for member in lane.driver.unfinished}
         saved = self._salvaged(lane) if isinstance(error, DeviceFull) and error.ticket is not None else {}
         fused = isinstance(lane.session, FusedSession)
         if isinstance(lane.session, FusedSession):
             with lane.session.turn():
                 lane.session.abandon()
-        _drop_frames(error)
         self._close(lane)
         for name in self._left(entry):
             if not fused and name not in saved:  # it trained in place, and may hold half a step
-                self._give_up(entry, name, error)
+                self._give_up(entry, name, error, members.get(name))
         self._shrink(replace(entry, plain=entry.plain or fused), error, saved)
 
     def _salvaged(self, lane: Lane) -> dict[str, tuple[Member, JobState]]:
@@ -292,34 +300,24 @@ class Run:
         self._adapters[entry.group.adapter].free()
         names = self._left(entry)
         if len(names) == len(entry.names) == 1 and entry.alone:
-            self._give_up(entry, names[0], error)
+            self._give_up(entry, names[0], error, saved[names[0]][0] if names[0] in saved else None)
             return
         parts = entry.parts(names, saved, described(error))
         if parts:
             self._emit(GroupFellBack(entry.number, names, parts[0].reason))
         self._waiting.extendleft(reversed(parts))
 
-    def _give_up(self, entry: Entry, name: str, error: Exception) -> None:
+    def _give_up(self, entry: Entry, name: str, error: Exception, member: Member | None) -> None:
         available = min(devices.read(self._orders.device).free_bytes, self._ledger.capacity_bytes)
         told = sentence(
             f"room for about {shown(entry.bytes)} on {self._orders.device}",
             f"{described(error)}, with {shown(available)} available",
             "take smaller batches, a smaller model or a larger device",
         )
-        trained = self._adapters[entry.group.adapter].trained(self._jobs[name])
-        self._ended(
-            Result(
-                name,
-                Outcome.OUT_OF_MEMORY,
-                dict(self._jobs[name].config or {}),
-                model=trained.model,
-                optimizer=trained.optimizer,
-                scheduler=trained.scheduler,
-                error=OutOfRoomError(f"Job {name!r}: {told}"),
-                strategy=entry.strategy,
-                reason=entry.reason,
-            )
-        )
+        adapter, job = self._adapters[entry.group.adapter], self._jobs[name]
+        reached = member or Member(job, next(spec.course for spec in entry.group.specs if spec.name == name))
+        failure = OutOfRoomError(f"Job {name!r}: {told}")
+        self._ended(_result(reached, Outcome.OUT_OF_MEMORY, adapter.trained(job), failure, 0.0, None, entry))
 
     def _fall_back(self, entry: Entry, error: Exception) -> None:
         names = tuple(name for name in entry.names if name not in self.results)
@@ -339,6 +337,8 @@ class Run:
         for lane in self._open:
             if isinstance(error, KeyboardInterrupt) and isinstance(lane.session, Isolated):
                 lane.session.ask()  # all of them at once: each takes as long as its step
+        if isinstance(error, KeyboardInterrupt):
+            self._keep_saved()
         for lane in list(self._open):
             try:
                 if isinstance(error, KeyboardInterrupt):
@@ -351,6 +351,14 @@ class Run:
                 )
             finally:
                 self._close(lane)
+
+    def _keep_saved(self) -> None:
+        """Those that wait to go on end with what they had reached."""
+        for entry in self._waiting:
+            adapter = self._adapters[entry.group.adapter]
+            for member, state in entry.saved.values():
+                trained = adapter.absorb(member.job, state)
+                self._ended(_result(member, Outcome.INTERRUPTED, trained, None, 0.0, None, entry))
 
     # Ends
 

@@ -254,6 +254,10 @@ class Isolated:
             _, member = self._members.popitem()
             self._finish(member, Outcome.INTERRUPTED, None)
 
+    @property
+    def unfinished(self) -> tuple[Member, ...]:
+        return tuple(self._members.values())
+
     def salvage(self) -> dict[str, tuple[Member, JobState]]:
         """Nothing: a worker whose device is full goes on by itself."""
         return {}

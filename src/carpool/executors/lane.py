@@ -21,6 +21,9 @@ class Driving(Protocol):
 
     def interrupt(self) -> None: ...
 
+    @property
+    def unfinished(self) -> tuple[Member, ...]: ...
+
     def salvage(self) -> dict[str, tuple[Member, JobState]]: ...
 
 

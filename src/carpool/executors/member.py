@@ -45,11 +45,13 @@ class Member:
 
     @property
     def movable(self) -> bool:
-        """Whether its state is all there is: no best weights to go back to, no input that has been read, no gradients gathered."""
+        """Whether its state is all there is: no best weights to go back to, no input that has been read, no gradients gathered, no phase that sits out and
+        shows what it showed last."""
         best = (
             self.patience is not None and self.patience.policy.restore_best and self.patience.best_epoch >= 0
         )
-        return not (best or self.course.streamed or self.job.accumulate > 1)
+        resting = any(phase.every > 1 for phase in self.job.phases or ())
+        return not (best or resting or self.course.streamed or self.job.accumulate > 1)
 
     def count(self, row: MetricRow) -> None:
         """Adds a chunk's sums to the running epoch."""

@@ -1,6 +1,8 @@
 """Devices that run full in the middle of a run: who did not fit goes on smaller or alone, and the others notice nothing."""
 
 from functools import partial
+from importlib import import_module
+from signal import SIGINT, raise_signal
 from typing import Any
 
 import pytest
@@ -206,3 +208,99 @@ def test_a_group_too_wide_for_a_simulated_device_shrinks_until_it_fits():
     assert events
     assert {result.outcome for result in results} == {Outcome.COMPLETED}
     assert len(expected) == len(results)
+
+
+class Once:
+    """A function that finds the device full at one of its calls."""
+
+    def __init__(self, real, at):
+        self._real, self._at, self.calls = real, at, 0
+
+    def __call__(self, *args, **kwargs):
+        self.calls += 1
+        if self.calls == self._at:
+            raise torch.OutOfMemoryError("no room here")
+        return self._real(*args, **kwargs)
+
+
+def pair(**options):
+    return [job(0, 8, **options), job(1, 9)]
+
+
+def test_a_fused_kernel_that_may_have_written_is_not_run_again(monkeypatch):
+    """Torch counts no writes of fused kernels, which jobs on a CPU use."""
+    sgd = import_module("torch.optim.sgd")
+    monkeypatch.setattr(sgd, "_fused_sgd", Once(sgd._fused_sgd, 5))
+    results, _ = train(pair(optimizer=partial(torch.optim.SGD, lr=0.1)), strategy="interleaved")
+    assert results["0"].outcome is Outcome.OUT_OF_MEMORY
+    assert results["1"].outcome is Outcome.COMPLETED
+
+
+def test_buffers_are_counted_once_when_clipping_found_no_room(monkeypatch):
+    from carpool.adapters.torch import solo
+
+    expected, _ = train(pair(clip_norm=1.0), strategy="interleaved")
+    once = Once(solo.clip_grad_norm_, 5)
+    monkeypatch.setattr(solo, "clip_grad_norm_", once)
+    results, events = train(pair(clip_norm=1.0), strategy="interleaved")
+    assert once.calls == 21
+    assert len(events) == 1
+    assert_same(results, expected)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_optimizer_that_found_no_room_for_its_state_makes_it_again(monkeypatch, at):
+    kind = partial(torch.optim.Adam, lr=0.01, foreach=True)  # as on a GPU: without fused kernels
+    expected, _ = train(pair(optimizer=kind), strategy="interleaved")
+    monkeypatch.setattr(torch, "zeros_like", Once(torch.zeros_like, at))
+    results, events = train(pair(optimizer=kind), strategy="interleaved")
+    monkeypatch.undo()
+    assert len(events) <= 1
+    assert_same(results, expected)
+
+
+def test_who_is_given_up_holds_what_it_had_reached():
+    results, _ = train([job(0, 8, loss=None, step=Full(*range(15, 200))), job(1, 9)], strategy="interleaved")
+    assert results["0"].outcome is Outcome.OUT_OF_MEMORY
+    assert results["0"].steps == 13  # the first call was the probe's, the fifteenth found no room
+    assert len(results["0"].history["loss"]) == 2
+
+
+def test_phases_that_sit_out_are_not_gone_on_from():
+    def phases(step):
+        def optimizer(parameters):
+            return torch.optim.SGD(parameters, lr=0.1)
+
+        return [
+            carpool.Phase(step, optimizer, name="often"),
+            carpool.Phase(plainly, optimizer, name="seldom", every=3),
+        ]
+
+    options = {"loss": None, "optimizer": None}
+    results, _ = train([job(0, 8, phases=phases(Full(9)), **options), job(1, 9)], strategy="interleaved")
+    assert results["0"].outcome is Outcome.OUT_OF_MEMORY
+    assert results["1"].outcome is Outcome.COMPLETED
+
+
+def test_a_result_that_cannot_be_written_home_is_its_own_failure(monkeypatch):
+    from carpool.adapters.torch import absorb
+
+    monkeypatch.setattr(absorb, "_owned", Once(absorb._owned, 4))
+    results, events = train([job(seed) for seed in range(3)], strategy="fused")
+    assert not events
+    assert [result.outcome for result in results].count(Outcome.FAILED) == 1
+    assert {result.steps for result in results} == {20}
+
+
+def test_ctrl_c_keeps_what_those_had_reached_that_wait_for_the_device(full_at):
+    full_at(step=8, wider_than=2)
+    jobs = [job(seed) for seed in range(4)]
+
+    def stop(event):
+        if isinstance(event, GroupFellBack):
+            raise_signal(SIGINT)
+
+    with pytest.raises(carpool.Interrupted) as caught:
+        carpool.train(jobs, device="cpu", reporters=[stop], compile=False)
+    assert {result.outcome for result in caught.value.results} == {Outcome.INTERRUPTED}
+    assert all(result.steps >= 5 and result.model is not None for result in caught.value.results)

@@ -30,7 +30,11 @@ class Live(TorchDispatchMode):
     def count(self, tensors: Any) -> None:
         """Counts tensors that were made before."""
         for leaf in pytree.tree_leaves(tensors):
-            if isinstance(leaf, torch.Tensor) and isinstance(leaf, FakeTensor) == self._fake:
+            if (
+                isinstance(leaf, torch.Tensor)
+                and isinstance(leaf, FakeTensor) == self._fake
+                and not leaf.is_meta
+            ):
                 self._note(leaf)
         if self.capacity_bytes is not None and self.live_bytes > self.capacity_bytes:
             raise torch.OutOfMemoryError(

@@ -347,6 +347,8 @@ class StackedSession(FusedSession):
             try:
                 alone[row] = solo_step(self._recipe, case)
             except Exception as error:
+                if is_full(error):
+                    raise  # that is nobody's own failure
                 errors[row] = error
         if errors:
             raise StepFailure(self._ticket(chunk.shortened(0), Ahead(self._hypers.now())), errors)

@@ -22,13 +22,14 @@ from carpool.adapters.torch.absorb import (
     slots_by_key,
 )
 from carpool.adapters.torch.batches import batches_of
-from carpool.adapters.torch.build import Arrays, Built, ManualStep, reseed, seeded
+from carpool.adapters.torch.build import Arrays, Built, LivePhase, ManualStep, reseed, seeded
 from carpool.adapters.torch.cadence import due_at
 from carpool.adapters.torch.clock import Receipt, Stream
 from carpool.adapters.torch.full import free, is_full
 from carpool.adapters.torch.phases import combined
 from carpool.adapters.torch.precision import untouched
 from carpool.adapters.torch.quick import can_quicken, quickened
+from carpool.adapters.torch.retake import Mark
 from carpool.adapters.torch.stack import initial_states
 from carpool.adapters.torch.stacked import evaluation_step
 from carpool.adapters.torch.store import Store
@@ -64,6 +65,7 @@ class SoloSession(Session):
         self._plain = len(built.phases) == 1 and not built.phases[0].name
         self.schedules = any(phase.timer is not None for phase in built.phases)
         self._diverged = False
+        self._mark = Mark(built)
         self._random = random
         quick = quick and can_quicken(built.model)
         self._quick = [phase.optimizer for phase in built.phases] if quick else []
@@ -103,11 +105,11 @@ class SoloSession(Session):
         ):
             enough = time.perf_counter() + _SLICE_S
             while done < chunk.steps and not (done and time.perf_counter() > enough):
-                begun = self._writes()
+                self._mark = Mark(self._built)
                 try:
                     values = self._step(chunk, done)
                 except Exception as raised:
-                    error, whole = raised, begun == self._writes()
+                    error, whole = raised, not is_full(raised) or self._mark.retakes()
                     break
                 if values is None:
                     self._diverged = True
@@ -124,13 +126,6 @@ class SoloSession(Session):
         if error is not None:
             raise StepFailure(ticket, {0: error}) from error
         return ticket
-
-    def _writes(self) -> int:
-        """How often the parameters and the optimizers' state were written: a step that wrote neither can be taken again."""
-        states = (own for phase in self._built.phases for own in phase.optimizer.state.values())
-        slots = (slot for own in states if isinstance(own, Mapping) for slot in own.values())
-        held = (*self._built.model.parameters(), *slots)
-        return sum(tensor._version for tensor in held if isinstance(tensor, torch.Tensor))
 
     def _step(self, chunk: Chunk, ahead: int) -> dict[str, Any] | None:
         """One step's values; None when the loss is not finite, and then nothing has changed."""
@@ -167,6 +162,7 @@ class SoloSession(Session):
 
     def _take_manually(self, take: ManualStep, inputs: Any, batch: int, step: int) -> dict[str, Any] | None:
         """A step that updates by itself; None when its loss is not finite, and then what it did stands."""
+        self._mark.dirty = True
         with torch.enable_grad(), alone(self._built.seed, step):
             values = take(self._built.model, inputs, batch, self._built.phases)
         if not math.isfinite(values["loss"]):
@@ -180,33 +176,43 @@ class SoloSession(Session):
         """One update of a step; None when its loss is not finite, and then it has changed nothing."""
         built, phase = self._built, self._built.phases[number]
         buffers = {name: b.clone() for name, b in built.model.named_buffers()} if self._buffered else {}
-        if batch % built.job.accumulate == 0:
-            phase.optimizer.zero_grad(set_to_none=True)
         try:
-            with torch.enable_grad(), alone(built.seed, step, number) if self._random else nullcontext():
-                values = phase.step(built.model, inputs, batch)
-            loss = values[phase.loss]
-            known = Receipt(loss.detach())
-            if built.job.accumulate > 1:
-                loss = loss / built.job.accumulate
-            loss.backward(inputs=phase.trained if phase.name else None)
+            values, known = self._differentiated(number, inputs, batch, step)
+            if not math.isfinite(
+                known.read()
+            ):  # asked only now: meanwhile the device had the backward pass to do
+                _restore(built.model, buffers)
+                return None
+            if due:
+                self._update(phase)
         except Exception:
             _restore(built.model, buffers)
             raise
-        if not math.isfinite(
-            known.read()
-        ):  # asked only now: meanwhile the device had the backward pass to do
-            _restore(built.model, buffers)
-            return None
-        if due:
-            if built.job.clip_norm is not None:
-                clip_grad_norm_(
-                    phase.trained if phase.name else built.model.parameters(), built.job.clip_norm
-                )
-            phase.optimizer.step()
         if self._waits:
             return {name: value.item() for name, value in values.items()}
         return {name: value.detach().to(self._device, torch.float64) for name, value in values.items()}
+
+    def _differentiated(self, number: int, inputs: Any, batch: int, step: int) -> tuple[Any, Receipt]:
+        """A phase's values, its gradients gathered, and its loss on the way to the host."""
+        built, phase = self._built, self._built.phases[number]
+        if batch % built.job.accumulate == 0:
+            phase.optimizer.zero_grad(set_to_none=True)
+        with torch.enable_grad(), alone(built.seed, step, number) if self._random else nullcontext():
+            values = phase.step(built.model, inputs, batch)
+        loss = values[phase.loss]
+        known = Receipt(loss.detach())
+        if built.job.accumulate > 1:
+            loss = loss / built.job.accumulate
+        loss.backward(inputs=phase.trained if phase.name else None)
+        return values, known
+
+    def _update(self, phase: LivePhase) -> None:
+        built = self._built
+        if built.job.clip_norm is not None:
+            clip_grad_norm_(phase.trained if phase.name else built.model.parameters(), built.job.clip_norm)
+        self._mark.dirty |= any(group.get("fused") for group in phase.optimizer.param_groups)
+        phase.optimizer.step()
+        self._mark.dirty = True
 
     def done(self, ticket: Ticket) -> bool:
         return bool(ticket.payload[1].done())
