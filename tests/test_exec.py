@@ -7,7 +7,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from carpool.cli import app
 from carpool.memory import device
 from carpool.memory.device import DeviceMemory
 from carpool.process import mps
+from carpool.testing.processes import gone
 
 GIB = 1 << 30
 
@@ -40,18 +40,6 @@ def started(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[
     return subprocess.Popen(
         command, stdout=stdout, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
     )
-
-
-def gone(pid: int, within_s: float = 5.0) -> bool:
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def outcomes(result: Result) -> list[list[str]]:

@@ -17,22 +17,18 @@ import carpool
 from carpool.environment import cores
 from carpool.errors import OptionError, WorkerError
 from carpool.result import Outcome
+from carpool.testing.processes import children
 
 
 def values(results):
     return [result.value for result in results]
 
 
-def children():
-    """Processes that we started and that still run."""
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-
-
 @pytest.fixture(autouse=True)
 def nothing_left():
     before = children()
     yield
-    assert set(children()) <= set(before)
+    assert children() <= before
 
 
 def test_results_come_in_the_order_of_the_configs():

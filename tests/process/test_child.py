@@ -11,21 +11,9 @@ from pathlib import Path
 import pytest
 
 from carpool.process.child import Child
+from carpool.testing.processes import gone
 
 PYTHON = sys.executable
-
-
-def gone(pid, within_s=5.0):
-    """Whether a process is gone, or a zombie that somebody else has to bury, within the time."""
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def script(text):
@@ -68,6 +56,7 @@ def test_waiting_ends_with_the_timeout():
         assert child.wait(0.01) is None
         assert child.poll() is None
         pid = child.pid
+    assert pid is not None
     assert gone(pid)
 
 

@@ -9,11 +9,12 @@ import contextlib
 import signal
 import socket
 import threading
+from abc import ABC, abstractmethod
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 
-class _Taken:
+class _Taken(ABC):
     """Takes Ctrl-C while it is open. Outside the main thread, where signals cannot be taken, it does nothing."""
 
     _previous: Any = None
@@ -29,8 +30,8 @@ class _Taken:
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
 
-    def _note(self, _signal: int, _frame: FrameType | None) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _note(self, _signal: int, _frame: FrameType | None) -> None: ...
 
 
 class Pause(_Taken):

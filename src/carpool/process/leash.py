@@ -1,7 +1,7 @@
 """The process between us and a command of ours: whatever happens to us, the command and all it started end.
 
 Run by path with a bare interpreter (`python -I -S leash.py FD COMMAND...`), so it imports the standard library alone and starts in
-some 20 ms. It does not share the command's interpreter: a command that hangs in C, or holds its lock, is still stopped.
+some 40 ms. It does not share the command's interpreter: a command that hangs in C, or holds its lock, is still stopped.
 
 The socket FD carries "t" (terminate) and "k" (kill) in, and lines of JSON out: {"pid": ...} once the command runs, {"code": ...} when it
 has ended (negative: a signal), with the most memory that one of its processes had. When the other end closes, we are gone, and the command is killed.

@@ -25,21 +25,18 @@ from carpool.events import EpochEnded, GroupAdvanced, GroupStarted, JobEnded
 from carpool.executors import isolated
 from carpool.result import Outcome
 from carpool.testing import Variant
+from carpool.testing.processes import children
 
 
 def run(jobs, strategy="isolated", **options):
     return carpool.train(jobs, device="cpu", strategy=strategy, compile=False, reporters=[], **options)
 
 
-def children():
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-
-
 @pytest.fixture(autouse=True)
 def nothing_left():
     before = children()
     yield
-    assert set(children()) <= set(before)
+    assert children() <= before
 
 
 def same(a, b):

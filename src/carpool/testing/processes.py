@@ -1,0 +1,25 @@
+"""Whether processes are gone: for tests of what starts some. From /proc, so on Linux only."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+
+def children() -> set[str]:
+    """The processes that we started and that still run."""
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def gone(pid: int, within_s: float = 5.0) -> bool:
+    """Whether a process is gone, or a zombie that somebody else has to bury, within the time."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
