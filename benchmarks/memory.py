@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -75,7 +78,7 @@ def job(make: Callable[[], nn.Module], data: Any, seed: int, batch: int, epochs:
 
 def forty(device: str, say: Callable[[str], None]) -> dict[str, Any]:
     """Forty jobs of about 8 GiB each (on a CPU of some MiB), half of one structure: nothing is declared."""
-    rows, layers, width = (65536, 14, 1024) if device.startswith("cuda") else (256, 6, 128)
+    rows, layers, width = (65536, 24, 1024) if device.startswith("cuda") else (256, 6, 128)
     x = torch.randn(rows, width, device=device)
     jobs = [job(partial(deep, width, layers), (x, x), seed, rows, 4) for seed in range(20)]
     others = [torch.randn(rows, width - 8 * n, device=device) for n in range(1, 4)]
@@ -121,6 +124,32 @@ def waves(device: str, say: Callable[[str], None], count: int = 10) -> dict[str,
     return {"after_mib": after, "from_second_mib": round(max(after[1:]) - min(after[1:]), 1)}
 
 
+def together(device: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """Scripts of torch and of JAX that take all they are given, side by side under a cap each; on a GPU only."""
+    if not device.startswith("cuda"):
+        return {}
+    cap_gib, frameworks = 6, ("torch", "jax", "torch", "jax")
+    script = str(Path(__file__).with_name("fill.py"))
+    before = used_mib(device)
+    command = [sys.executable, "-m", "carpool", "exec", "--memory", f"{cap_gib}GiB"]
+    for framework in frameworks:
+        command += [":", script, framework] if command[-1] in frameworks else [script, framework]
+    with Watch(device) as watch, tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    held = [line for line in ended.stdout.splitlines() if "held" in line]
+    promised, taken = 1024 * cap_gib * len(frameworks), watch.peak_mib - before
+    say(
+        f"together: code {ended.returncode}, promised {promised} MiB, taken {taken:.0f} MiB, {held} {ended.stderr[-300:]}"
+    )
+    return {
+        "promised_mib": promised,
+        "taken_mib": round(taken),
+        "code": ended.returncode,
+        "scripts": held,
+    }
+
+
 def predicted(device: str, say: Callable[[str], None]) -> dict[str, Any]:
     """What a group was measured to take, beside torch's own peak of it; on a GPU only."""
     if not device.startswith("cuda"):
@@ -163,5 +192,6 @@ def run(device: str, say: Callable[[str], None]) -> dict[str, Any]:
     return {
         "waves": waves(device, say),
         "predicted_over_actual": predicted(device, say),
+        "together": together(device, say),
         "forty": forty(device, say),
     }

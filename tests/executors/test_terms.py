@@ -24,7 +24,7 @@ def test_a_cap_on_a_gpu_is_held_by_the_frameworks():
     assert not terms.is_host_memory
     assert terms.environment["HOME"] == "/h"
     assert terms.environment["PYTHONUNBUFFERED"] == "1"
-    assert terms.environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.250000"
+    assert terms.environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.237500"  # a GiB is the context's
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in terms.environment
 
 

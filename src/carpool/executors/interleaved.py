@@ -121,7 +121,8 @@ class Run:
             running = sum(isinstance(lane.session, Isolated) for lane in self._open)
             if entry.strategy == "isolated" and not self._workers.has_room(running):
                 return
-            wanted = entry.bytes if self._open else min(entry.bytes, self._ledger.free_bytes)
+            needed = entry.bytes + (self._workers.context_bytes if entry.strategy == "isolated" else 0)
+            wanted = needed if self._open else min(needed, self._ledger.free_bytes)
             self._ledger, admitted = self._ledger.offer(entry.holder, wanted)
             if not admitted:
                 return

@@ -23,7 +23,7 @@ from carpool.executors.errand import Began, Reached, Request, carry_out
 from carpool.executors.member import Member
 from carpool.job import Job
 from carpool.memory import device as devices
-from carpool.memory.policy import Policy, variables
+from carpool.memory.policy import CONTEXT_BYTES, Policy, variables
 from carpool.memory.size import Limit, shown, size
 from carpool.planning.plan import Group, Plan
 from carpool.process.messages import Call, Message, News, Raised, Returned
@@ -64,6 +64,11 @@ class Workers:
             for job in request.jobs:
                 refuse_unpicklable(job)
             raise
+
+    @property
+    def context_bytes(self) -> int:
+        """What a worker takes on the device beside what its jobs take."""
+        return 0 if self._on_cpu else CONTEXT_BYTES
 
     def has_room(self, running: int) -> bool:
         """Whether one more may be started: on a CPU one for each core, on a GPU as the memory allows."""

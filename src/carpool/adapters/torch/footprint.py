@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+_CONVOLUTIONS = {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
+
 
 class Live(TorchDispatchMode):
     """Counts the memory of every tensor that an operation makes inside, from then until it is freed.
@@ -44,7 +46,14 @@ class Live(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         self.count(made)
+        if self._fake and func in _CONVOLUTIONS:
+            self._pass_by(pytree.tree_leaves((args, made)))
         return made
+
+    def _pass_by(self, tensors: Sequence[Any]) -> None:
+        """On a GPU a convolution may copy its tensors into the layout that its kernel reads."""
+        sizes = (t.nbytes for t in tensors if isinstance(t, torch.Tensor) and t.device.type == "cuda")
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + sum(sizes))
 
     def _note(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()

@@ -49,7 +49,7 @@ class Known:
 
 
 _WASTE = 1.05  # allocators round sizes up
-_WORKSPACE_BYTES = 64 << 20  # what cuBLAS and cuDNN keep for a stream
+_WORKSPACE_BYTES = 32 << 20  # what cuBLAS and cuDNN keep for a stream
 
 
 class TorchFuser(Fuser):
