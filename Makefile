@@ -3,8 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LIGHT := $(VENV)/.light
 
 .PHONY: demo test test-slow test-gpu check format bench clean
+
+$(LIGHT): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
+	touch $(LIGHT)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -12,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
-demo: $(READY)  ## 64 small classifiers, together and (a sample) one by one
+demo: $(LIGHT)  ## 64 small classifiers, together and (a sample) one by one
 	$(BIN)/carpool demo
 
 test: $(READY)  ## the fast suite

@@ -5,6 +5,7 @@ Importing this imports no framework and touches no device.
 
 from carpool import data
 from carpool.errors import CarpoolError, Interrupted
+from carpool.fit import each, fit
 from carpool.grid import grid
 from carpool.job import Job, Phase, Schedule
 from carpool.loop import Loop
@@ -33,6 +34,8 @@ __all__ = [
     "Stack",
     "batch_order",
     "data",
+    "each",
+    "fit",
     "grid",
     "limit_memory",
     "map",

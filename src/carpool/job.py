@@ -86,6 +86,8 @@ class Job:
     Where jobs share a device by time, one of priority p gets 2**p times as much as one of 0.
     `share` is the part of a GPU's processors that the job may use, where NVIDIA's MPS runs; with `timeout_s` the job is stopped
     when it makes no progress for so long. Only a process of its own can keep either: such a job is isolated.
+    A compiled Keras model says all of its objective itself; `fit` holds arguments of its `fit` that a Job has no word for, such as
+    `{"class_weight": ..., "validation_split": 0.2}`, and `callbacks` are Keras' own.
 
     >>> job = Job(model=dict, data=([1.0], [2.0]), loss=lambda p, t: 0.0, name="a")
     >>> job.name, job.batch_size
@@ -119,6 +121,7 @@ class Job:
     prefetch: int = 2
     share: float | None = None
     timeout_s: float | None = None
+    fit: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):

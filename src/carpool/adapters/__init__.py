@@ -10,6 +10,7 @@ from carpool.adapters.base import Adapter
 from carpool.errors import ModelError, sentence
 
 TABLE = {
+    "keras": "carpool.adapters.keras.train:KerasAdapter",  # before torch: a Keras model on torch is a torch module too
     "torch": "carpool.adapters.torch.train:TorchAdapter",
     "loop": "carpool.adapters.loop.train:LoopAdapter",
 }
@@ -28,7 +29,7 @@ def claiming(model: Any) -> type[Adapter]:
             return load(name)
     raise ModelError(
         sentence(
-            "a model of torch, or a factory of one",
+            "a model of torch or Keras, or a factory of one",
             f"{type(model).__name__}",
             "see Job.model",
         )

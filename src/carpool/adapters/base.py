@@ -160,8 +160,15 @@ class Session(Servable):
         """Runs these rows' validation data; rows without any are left out."""
 
     @abstractmethod
-    def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
-        """Tells a row that its epoch ended, with its metrics: a scheduler that steps by epoch steps now."""
+    def end_epoch(self, row: int, metrics: Mapping[str, float]) -> Mapping[str, float] | None:
+        """Tells a row that its epoch ended, with its metrics: a scheduler that steps by epoch steps now.
+
+        What it gives back belongs to the epoch's metrics too.
+        """
+
+    def wants_to_stop(self, row: int) -> bool:
+        """Whether something of the row's own, such as its framework's callbacks, ends its training after this epoch."""
+        return False
 
     @abstractmethod
     def keep(self, rows: Sequence[int]) -> None:

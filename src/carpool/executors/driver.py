@@ -258,17 +258,24 @@ class Driver:
     def _end_epoch(self, row: int, metrics: Mapping[str, float]) -> Exception | None:
         """Writes the history, steps the schedule, calls the callbacks; what these raise is the job's own failure."""
         member = self._members[row]
+        raised: Exception | None = None
+        try:
+            metrics = {**metrics, **(self._session.end_epoch(row, metrics) or {})}
+        except Exception as error:
+            raised = error
         for name, value in metrics.items():
             member.history.setdefault(name, []).append(value)
         event = EpochEnded(member.name, member.epochs_ended, metrics)
         member.epochs_ended += 1
         self._emit(event)
+        if raised is not None:
+            return raised
         try:
-            self._session.end_epoch(row, metrics)
             if member.patience is not None:
                 member.patience = member.patience.after(event.epoch, metrics)
             for callback in member.job.callbacks:
-                callback(event)
+                if callable(callback):  # the others are of the model's framework, whose session calls them
+                    callback(event)
             self._check_undisturbed(row)
         except Exception as error:
             return error
@@ -297,7 +304,12 @@ class Driver:
         complete = [
             row for row in rows if self._members[row].epochs_ended == self._members[row].course.epochs
         ]
-        stopped = [row for row, p in watched.items() if p.exhausted and row not in complete]
+        stopped = [
+            row
+            for row in rows
+            if row not in complete
+            and (((p := watched.get(row)) and p.exhausted) or self._session.wants_to_stop(row))
+        ]
         restored = [
             row
             for row in (*complete, *stopped)

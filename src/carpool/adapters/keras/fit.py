@@ -1,0 +1,188 @@
+"""What a Keras job asks for: its model, built and checked, its data, and the arguments that `fit` would have had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import keras
+import numpy as np
+
+from carpool.adapters.keras.data import Arrays, Given, arrays, given, split
+from carpool.adapters.keras.moments import Moments
+from carpool.errors import DataError, JobError, ModelError, OptionError, sentence
+from carpool.job import Job
+from carpool.planning.cursor import Course
+
+
+@dataclass(frozen=True)
+class Options:
+    """Arguments of `keras.Model.fit` that a Job has no field for; `Job(fit={...})`."""
+
+    class_weight: Mapping[int, float] | None = None
+    sample_weight: Any = None
+    initial_epoch: int = 0
+    steps_per_epoch: int | None = None
+    validation_split: float = 0.0
+    validation_steps: int | None = None
+    validation_batch_size: int | None = None
+    validation_freq: Any = 1
+
+
+@dataclass(eq=False)
+class Fit:
+    """A job, ready to be described and trained."""
+
+    job: Job
+    model: Any
+    options: Options
+    given: Given
+    given_validation: Given | None
+    moments: Moments
+    training: Arrays | None = None
+    validation: Arrays | None = None
+    own: str | None = None
+    """Why the job trains by its model's own `fit`, paused between batches; None where programs can run its steps."""
+    order: Any = field(default=None)
+
+    @property
+    def course(self) -> Course:
+        epochs = self.job.epochs - self.options.initial_epoch
+        if self.training is None or self.own is not None:
+            return Course(length=0, batch_size=0, epochs=epochs, streamed=True)
+        length = self.training.length if self.job.index is None else len(self.index)
+        return Course(length, self.job.batch_size, epochs)
+
+    @property
+    def index(self) -> np.ndarray:
+        return np.asarray(self.job.index)
+
+    @property
+    def validation_batch(self) -> int:
+        return self.options.validation_batch_size or self.job.batch_size
+
+    def validates(self, epoch: int) -> bool:
+        """Whether the epoch, counted from the job's first, ends with validation."""
+        if self.given_validation is None:
+            return False
+        return self.model._should_eval(self.options.initial_epoch + epoch, self.options.validation_freq)
+
+
+def read(job: Job, model: Any) -> Fit:
+    """Checks the job and takes it apart. Builds what of the model is not built."""
+    _check(job, model)
+    options = _options(job)
+    training = given(job.data)
+    if options.sample_weight is not None:
+        training = Given(training.x, training.y, options.sample_weight)
+    validation = None if job.validation_data is None else given(job.validation_data)
+    if options.validation_split and validation is None:
+        training, validation = split(training, options.validation_split, str(job.name))
+    _check_data(job, training)
+    fit = Fit(job, model, options, training, validation, Moments(job, model))
+    fit.own = _own(fit)
+    if training.is_arrays:
+        fit.training = arrays(training, options.class_weight, str(job.name))
+        if validation is not None and validation.is_arrays:
+            fit.validation = arrays(validation, None, str(job.name))
+        if job.index is not None:
+            _check_index(job, fit.training.length)
+        _build(job, model, fit.training.batch(job.batch_size))
+    return fit
+
+
+def _build(job: Job, model: Any, batch: Any) -> None:
+    try:
+        model._symbolic_build(data_batch=batch)
+    except Exception as error:
+        said = str(error).strip().splitlines()
+        raise DataError(
+            f"Job {job.name!r}: "
+            + sentence(
+                "data that its model takes",
+                said[0] if said else type(error).__name__,
+                "look at the shapes of x and y, and at the loss",
+            )
+        ) from error
+
+
+def _own(fit: Fit) -> str | None:
+    """Why programs cannot run this job, as far as its data and callbacks say."""
+    if not fit.given.is_arrays:
+        return f"its data is a {type(fit.given.x).__name__}, which Keras reads batch by batch"
+    if fit.given_validation is not None and not fit.given_validation.is_arrays:
+        return f"its validation data is a {type(fit.given_validation.x).__name__}"
+    if fit.options.steps_per_epoch is not None or fit.options.validation_steps is not None:
+        return "steps_per_epoch and validation_steps cut epochs anywhere"
+    return fit.moments.own
+
+
+def _check(job: Job, model: Any) -> None:
+    def says(expected: str, received: str, remedy: str) -> str:
+        return f"Job {job.name!r}: " + sentence(expected, received, remedy)
+
+    if not getattr(model, "compiled", False):
+        raise ModelError(says("a compiled model", f"{model.name!r}, which is not", "call model.compile(...)"))
+    if model.optimizer is None:
+        raise ModelError(says("a model compiled with an optimizer", "none", "pass optimizer= to compile"))
+    words = ("loss", "step", "optimizer", "scheduler", "metrics", "clip_norm", "phases", "stop")
+    taken = next((word for word in words if getattr(job, word) is not None), None)
+    if taken is not None:
+        remedy = "pass it to model.compile" if taken in ("loss", "optimizer", "metrics") else "leave it out"
+        raise JobError(says(f"a Keras job without {taken}=", f"{taken}=", remedy))
+    if job.accumulate != 1:
+        remedy = "pass gradient_accumulation_steps to the optimizer"
+        raise JobError(says("a Keras job without accumulate=", str(job.accumulate), remedy))
+    if job.precision != "inherit":
+        raise JobError(
+            says("a Keras job without precision=", repr(job.precision), 'build it under "mixed_bfloat16"')
+        )
+
+
+def _options(job: Job) -> Options:
+    known = {field.name for field in fields(Options)}
+    asked = dict(job.fit or {})
+    asked.pop("verbose", None)  # carpool's reporters show progress
+    unknown = next((word for word in asked if word not in known), None)
+    if unknown is not None:
+        raise OptionError(
+            f"Job {job.name!r}: "
+            + sentence(f"fit arguments out of {', '.join(sorted(known))}", repr(unknown), "leave it out")
+        )
+    options = Options(**asked)
+    if not 0 <= options.initial_epoch < job.epochs:
+        raise OptionError(
+            f"Job {job.name!r}: "
+            + sentence(
+                f"initial_epoch from 0 to below epochs={job.epochs}",
+                repr(options.initial_epoch),
+                "epochs is the number of the last epoch, as in fit",
+            )
+        )
+    return options
+
+
+def _check_data(job: Job, training: Given) -> None:
+    if not training.is_arrays and (training.y is not None or training.sample_weight is not None):
+        raise DataError(
+            f"Job {job.name!r}: "
+            + sentence(
+                f"a {type(training.x).__name__} alone as data",
+                "y or sample_weight beside it",
+                "let it give (x, y) batches",
+            )
+        )
+
+
+def _check_index(job: Job, length: int) -> None:
+    index = np.asarray(job.index)
+    if index.ndim != 1 or not len(index) or index.min() < 0 or index.max() >= length:
+        raise DataError(
+            f"Job {job.name!r}: "
+            + sentence(f"an index of positions below {length}", f"{index!r:.60}", "pass positions of samples")
+        )
+
+
+def is_model(model: Any) -> bool:
+    return isinstance(model, keras.Model)

@@ -1,0 +1,250 @@
+"""Keras on JAX: many steps of many members are one XLA program, Keras' own `train_step` under vmap and scan.
+
+Programs are compiled ahead in threads, and kept for the process by structure and shapes: a second fit of the same models compiles
+nothing. They hold no model.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from keras.src.backend.common.stateless_scope import StatelessScope
+
+from carpool.adapters.keras.engine import Engine, Feed
+from carpool.environment import cores
+
+_KEPT = 128
+_programs: OrderedDict[Any, Future[Any]] = OrderedDict()
+_PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "rocm": "cuda", "cpu": "cpu", "tpu": "tpu"}
+
+
+class JaxEngine(Engine):
+    @classmethod
+    def devices(cls) -> tuple[str, ...]:
+        first = [_name(device) for device in jax.devices()]
+        return tuple(dict.fromkeys([*first, "cpu"]))
+
+    @classmethod
+    def refusal(cls, model: Any) -> str | None:
+        if model.run_eagerly:
+            return "it is compiled with run_eagerly=True"
+        if not model.jit_compile:
+            return "it is compiled with jit_compile=False"
+        return None
+
+    @classmethod
+    def is_full(cls, error: BaseException) -> bool:
+        return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+
+    def __init__(self, models: Sequence[Any], device: str, key: Any, seeds: Sequence[int]) -> None:
+        self._models = list(models)
+        self._template = self._models[0]
+        self._key = (key, device)
+        self._device = _device(device)
+        self._known: dict[int, list[Any]] = {}
+        """Of each row what its model's variables held when they were last read or written."""
+        self._starts = _starting_metrics(self._template)
+        self._pool = ThreadPoolExecutor(max(1, cores()))
+
+    # The stack
+
+    def stack(self) -> Any:
+        rows = [self._read(row) for row in range(len(self._models))]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+
+    def _read(self, row: int) -> tuple[list[Any], ...]:
+        parts = _variables(self._models[row])
+        self._known[row] = [variable.value for part in parts for variable in part]
+        return tuple([self.place(variable.value) for variable in part] for part in parts)
+
+    def put(self, stacked: Any, row: int) -> None:
+        for part, values in zip(_variables(self._models[row]), stacked, strict=True):
+            for variable, value in zip(part, values, strict=True):
+                variable.assign(jax.device_put(value[row], variable.value.sharding))
+        self._known[row] = [v.value for part in _variables(self._models[row]) for v in part]
+
+    def take(self, stacked: Any, row: int) -> Any:
+        known = iter(self._known[row])
+        parts = []
+        for part, values in zip(_variables(self._models[row]), stacked, strict=True):
+            changed = [variable.value is not next(known) for variable in part]
+            parts.append(
+                [
+                    value.at[row].set(self.place(variable.value)) if is_changed else value
+                    for variable, value, is_changed in zip(part, values, changed, strict=True)
+                ]
+            )
+        self._known[row] = [v.value for part in _variables(self._models[row]) for v in part]
+        return tuple(parts)
+
+    def narrow(self, stacked: Any, rows: Sequence[int]) -> Any:
+        kept = jnp.asarray(list(rows))
+        self._models = [self._models[row] for row in rows]
+        self._known = {i: self._known[row] for i, row in enumerate(rows)}
+        return jax.tree.map(lambda leaf: leaf[kept], stacked)
+
+    def place(self, array: Any) -> Any:
+        return jax.device_put(array, self._device)
+
+    # Programs
+
+    def prepare(self, stacked: Any, pool: Any, shapes: Sequence[tuple[int, int]]) -> None:
+        for steps, size in shapes:
+            order = np.zeros((len(self._models), steps, size), np.int32)
+            self._program("train", stacked, Feed(pool, order))
+
+    def train(
+        self, stacked: Any, feed: Feed, active: np.ndarray, fresh: np.ndarray, first: np.ndarray
+    ) -> Any:
+        program = self._program("train", stacked, feed).result()
+        return program(stacked, feed.pool, feed.order, active, fresh)
+
+    def test(self, stacked: Any, feeds: Sequence[Feed], active: np.ndarray) -> Any:
+        fresh, logs = np.ones(len(self._models), bool), None
+        for feed in feeds:
+            program = self._program("test", stacked, feed).result()
+            stacked, logs = program(stacked, feed.pool, feed.order, active, fresh)
+            fresh = np.zeros(len(self._models), bool)
+        return stacked, logs
+
+    def ready(self, logs: Any) -> bool:
+        return all(leaf.is_ready() for leaf in jax.tree.leaves(logs))
+
+    def read(self, logs: Any) -> Mapping[str, np.ndarray]:
+        shown, results = jax.device_get(logs)
+        return results if shown is None or shown.keys() == results.keys() else shown
+
+    def _program(self, kind: str, stacked: Any, feed: Feed) -> Future[Any]:
+        width = len(self._models)
+        shapes = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), (stacked, feed.pool))
+        leaves, structure = jax.tree.flatten(shapes)
+        key = (kind, *self._key, width, feed.order.shape, str(structure), tuple(leaves))
+        if key not in _programs:
+            step = {"train": self._train_step, "test": self._test_step}[kind]
+            flags = np.zeros(width, bool)
+            made = jax.jit(_stacked(step, self._starts, self._results, width), donate_argnums=0)
+            lowered = made.lower(stacked, feed.pool, feed.order, flags, flags)
+            _programs[key] = self._pool.submit(lowered.compile)
+        _programs.move_to_end(key)
+        while len(_programs) > _KEPT:
+            _programs.popitem(last=False)
+        return _programs[key]
+
+    def _train_step(self, state: Any, batch: Any) -> Any:
+        logs, state = self._template.train_step(state, batch)
+        return (None if _shows_metrics(self._template, "train_step") else logs), state
+
+    def _test_step(self, state: Any, batch: Any) -> Any:
+        trainable, others, optimizer, metrics = state
+        logs, (trainable, others, metrics) = self._template.test_step((trainable, others, metrics), batch)
+        shown = None if _shows_metrics(self._template, "test_step") else logs
+        return shown, (trainable, others, optimizer, metrics)
+
+    def _results(self, metrics: Sequence[Any]) -> dict[str, Any]:
+        mapping = list(zip(self._template.metrics_variables, metrics, strict=True))
+        with StatelessScope(state_mapping=mapping):
+            return self._template.get_metrics_result()
+
+    # The check
+
+    def step_alone(self, row: int, feed: Feed) -> Mapping[str, Any]:
+        model = self._models[row]
+        batch = jax.tree.map(lambda leaf: leaf[feed.order[row, 0]], feed.pool)
+        state = tuple([self.place(variable.value) for variable in part] for part in _variables(model))
+        state = (*state[:3], [self.place(value) for value in self._starts])
+        _, after = jax.jit(model.train_step)(state, batch)
+        return {
+            variable.path: np.asarray(value)
+            for variable, value in zip(_variables(model)[0], after[0], strict=True)
+        }
+
+    def after_step(self, stacked: Any, row: int, logs: Any) -> Mapping[str, Any]:
+        model = self._models[row]
+        return {
+            variable.path: np.asarray(value[row])
+            for variable, value in zip(_variables(model)[0], stacked[0], strict=True)
+        }
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False)
+
+
+def _stacked(step: Any, starts: Sequence[Any], results: Any, width: int) -> Any:
+    """Many steps of every row; rows that are not active keep what they had."""
+
+    def member(state: Any, pool: Any, order: Any, fresh: Any) -> Any:
+        metrics = [
+            jnp.where(fresh, start.astype(now.dtype), now)
+            for start, now in zip(starts, state[3], strict=True)
+        ]
+        state = (*state[:3], metrics)
+
+        def advance(carried: Any, positions: Any) -> Any:
+            logs, state = step(carried[0], jax.tree.map(lambda leaf: leaf[positions], pool))
+            return (state, logs), None
+
+        first = jax.eval_shape(advance, (state, None), order[0])[0][1]
+        logs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first)
+        (state, logs), _ = jax.lax.scan(advance, (state, logs), order)
+        return state, (logs, results(state[3]))
+
+    def run(state: Any, pool: Any, order: Any, active: Any, fresh: Any) -> Any:
+        if width == 1:
+            alone = jax.tree.map(lambda leaf: leaf[0], (state, order, fresh))
+            made = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], member(alone[0], pool, *alone[1:]))
+        else:
+            made = jax.vmap(member, in_axes=(0, None, 0, 0))(state, pool, order, fresh)
+        after, logs = made
+
+        def kept(old: Any, new: Any) -> Any:
+            return jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+        return jax.tree.map(kept, state, after), logs
+
+    return run
+
+
+def _variables(model: Any) -> tuple[list[Any], ...]:
+    return (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+
+
+def _starting_metrics(model: Any) -> list[np.ndarray]:
+    """What the metrics' variables hold after `reset_metrics`, which touches no variable here."""
+    with StatelessScope(state_mapping=[(v, v.value) for v in model.metrics_variables]) as scope:
+        model.reset_metrics()
+    values = [scope.get_current_value(variable) for variable in model.metrics_variables]
+    return [
+        np.asarray(variable.value if value is None else value)
+        for variable, value in zip(model.metrics_variables, values, strict=True)
+    ]
+
+
+def _shows_metrics(model: Any, step: str) -> bool:
+    """Whether what a step shows is what its metrics say, so that one look after the last step is enough."""
+    kind = type(model)
+    return (
+        getattr(kind, step) is getattr(keras.Model, step)
+        and kind.compute_metrics is keras.Model.compute_metrics
+    )
+
+
+def _name(device: Any) -> str:
+    platform = _PLATFORMS.get(device.platform, device.platform)
+    return "cpu" if platform == "cpu" else f"{platform}:{device.id}"
+
+
+def _device(name: str) -> Any:
+    platform, _, number = name.partition(":")
+    return jax.devices({"cuda": "gpu"}.get(platform, platform))[int(number or 0)]

@@ -1,0 +1,98 @@
+"""A job's callbacks at Keras' own moments.
+
+A moment that no callback has anything to do at costs nothing. At the others the model holds the row's state, and what a callback
+changes in it goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keras import callbacks as keras_callbacks
+from keras.src.utils import is_default
+
+from carpool.errors import JobError, sentence
+from carpool.job import Job
+
+_EACH_TRAINING_BATCH = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_EACH_TEST_BATCH = ("on_test_batch_begin", "on_test_batch_end")
+_BY_EPOCH = (keras_callbacks.ModelCheckpoint, keras_callbacks.BackupAndRestore)
+"""These look at every batch only where their `save_freq` says so."""
+
+
+class Moments:
+    """The Keras callbacks among a job's callbacks."""
+
+    def __init__(self, job: Job, model: Any) -> None:
+        self._model = model
+        self._name, self._epochs = str(job.name), job.epochs
+        self.callbacks = [one for one in job.callbacks if isinstance(one, keras_callbacks.Callback)]
+        for one in job.callbacks:
+            if not isinstance(one, keras_callbacks.Callback) and not callable(one):
+                raise JobError(
+                    f"Job {job.name!r}: "
+                    + sentence(
+                        "callbacks that are keras.callbacks.Callback objects, or functions",
+                        type(one).__name__,
+                        "pass these",
+                    )
+                )
+        self._list: Any = None
+
+    @property
+    def own(self) -> str | None:
+        """Why these callbacks need the model's own `fit`, or None."""
+        for one in self.callbacks:
+            if isinstance(one, keras_callbacks.BackupAndRestore):
+                return "BackupAndRestore decides where training begins"
+            if isinstance(one, keras_callbacks.TensorBoard):
+                return "TensorBoard watches Keras' own functions"
+            if any(_does(one, moment) for moment in _EACH_TEST_BATCH):
+                return f"its {type(one).__name__} sees every validation batch"
+        return None
+
+    @property
+    def each_batch(self) -> str | None:
+        """The callback that sees every training batch, if one does: no launch can then cover more than one."""
+        for one in self.callbacks:
+            by_epoch = isinstance(one, _BY_EPOCH) and one.save_freq == "epoch"
+            if not by_epoch and any(_does(one, moment) for moment in _EACH_TRAINING_BATCH):
+                return type(one).__name__
+        return None
+
+    def __bool__(self) -> bool:
+        return bool(self.callbacks)
+
+    def begin(self, steps: int) -> None:
+        """Before the first moment: sets each callback's model and params, and `model.history`."""
+        self._model.stop_training = False
+        self._list = keras_callbacks.CallbackList(
+            self.callbacks, add_history=True, model=self._model, epochs=self._epochs, steps=steps, verbose=0
+        )
+
+    def has(self, moment: str) -> bool:
+        """Whether a callback does something then."""
+        return any(_does(one, moment) for one in self.callbacks)
+
+    def at(self, moment: str, *arguments: Any, logs: Mapping[str, float] | None = None) -> None:
+        """The moment has come. History, which Keras adds to the callbacks, hears of it too."""
+        getattr(self._list, moment)(*arguments, dict(logs or {}))
+
+    @property
+    def shown(self) -> dict[str, float]:
+        """What History holds of the last epoch: callbacks add to the logs, such as the learning rate."""
+        return {name: values[-1] for name, values in self._model.history.history.items()}
+
+    @property
+    def has_begun(self) -> bool:
+        return self._list is not None
+
+    @property
+    def stops(self) -> bool:
+        """Whether a callback asked for the end of training."""
+        return bool(self.callbacks) and bool(getattr(self._model, "stop_training", False))
+
+
+def _does(callback: Any, moment: str) -> bool:
+    return not is_default(getattr(callback, moment))

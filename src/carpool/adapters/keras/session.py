@@ -1,0 +1,338 @@
+"""Members of one structure stepped by an engine's programs, with their callbacks at Keras' moments. A job alone is a stack of one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from carpool.adapters.base import Check, FusedSession, JobState, MetricRow, Prepared, StepFailure, Ticket
+from carpool.adapters.keras.engine import Engine, Feed
+from carpool.adapters.keras.fit import Fit
+from carpool.adapters.keras.pool import Pool
+from carpool.job import Job
+from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Course, Cursor
+from carpool.random import batch_order
+
+_RTOL, _ATOL = 2e-4, 2e-5  # of one step together against one alone, in single precision
+
+
+class StackedFit(FusedSession):
+    """A group of fits on a device. While it is open the stack holds the truth; a model holds it at its callbacks' moments."""
+
+    def __init__(
+        self, fits: Sequence[Fit], make: Any, device: str, key: Any, prepared: Prepared = lambda *_: None
+    ) -> None:
+        self._fits = dict(enumerate(fits))
+        self.width = len(fits)
+        self.schedules = any(fit.moments or fit.given_validation is not None for fit in fits)
+        seeds = [fit.job.seed for fit in fits]
+        self._engine: Engine = make([fit.model for fit in fits], device, key, seeds)
+        self._stack = self._engine.stack()
+        self._start = (
+            {row: fit.model.get_weights() for row, fit in self._fits.items()} if self.width > 1 else {}
+        )
+        self._training = Pool([fit.training for fit in fits], self._engine.place)
+        held = [fit.validation for fit in fits]
+        self._validation = Pool(held, self._engine.place) if None not in held else None
+        self._orders: dict[tuple[int, int], np.ndarray] = {}
+        self._left: set[int] = set()
+        self._lengths: set[int] = set()
+        self._launch_s, self._prepare_s = 0.0, 0.0
+        self._prepared = prepared
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Programs for the shapes that the first epochs will ask for, made side by side."""
+        began = time.perf_counter()
+        shapes: set[tuple[int, int]] = set()
+        for fit in self._fits.values():
+            shapes |= set(_shapes(fit.course, self._most(fit)))
+        if (
+            len({fit.course for fit in self._fits.values()}) == 1
+        ):  # else who runs with whom is the driver's to say
+            self._engine.prepare(self._stack, self._training.nest, sorted(shapes, reverse=True))
+            self._lengths = {steps for steps, _ in shapes}
+        self._prepare_s = time.perf_counter() - began
+
+    def _most(self, fit: Fit) -> int:
+        return 1 if fit.moments.each_batch else MAX_CHUNK_STEPS
+
+    # Stepping
+
+    def advance(self, chunk: Chunk) -> Ticket:
+        """Enqueues as many of the chunk's steps as one launch may cover."""
+        errors = self._begin(chunk)
+        if errors:
+            raise StepFailure(Ticket(chunk.shortened(0), None), errors)
+        steps = self._steps(chunk)
+        done = chunk.shortened(steps)
+        began = time.perf_counter()
+        feed = self._feed(done)
+        active, fresh = np.zeros(self.width, bool), np.zeros(self.width, bool)
+        first = np.zeros(self.width, np.int64)
+        for row, cursor in zip(done.rows, done.cursors, strict=True):
+            active[row], fresh[row], first[row] = True, cursor.batch == 0, cursor.step
+        self._stack, logs = self._engine.train(self._stack, feed, active, fresh, first)
+        self._launch_s = (time.perf_counter() - began) / steps
+        return self._after_batch(Ticket(done, logs))
+
+    def _begin(self, chunk: Chunk) -> dict[int, BaseException]:
+        """Training's and the epoch's beginning, for rows that stand there."""
+        errors: dict[int, BaseException] = {}
+        for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
+            fit = self._fits[row]
+            moments = fit.moments
+            try:
+                if not moments.has_begun:
+                    moments.begin(fit.course.batches)
+                    self._moment(row, "on_train_begin")
+                if cursor.batch == 0:
+                    self._moment(row, "on_epoch_begin", fit.options.initial_epoch + cursor.epoch)
+                if moments.each_batch:
+                    self._moment(row, "on_train_batch_begin", cursor.batch)
+            except Exception as error:
+                errors[row] = error
+        return errors
+
+    def _after_batch(self, ticket: Ticket) -> Ticket:
+        """Callbacks that see every batch see this one; one of them may end training here."""
+        watched = [row for row in ticket.chunk.rows if self._fits[row].moments.each_batch]
+        if not watched:
+            return ticket
+        shown = self._engine.read(ticket.payload)
+        chunk, errors = ticket.chunk, {}
+        for row in watched:
+            cursor = chunk.cursors[chunk.rows.index(row)]
+            logs = {name: float(values[row]) for name, values in shown.items()}
+            try:
+                self._moment(row, "on_train_batch_end", cursor.batch, logs=logs)
+            except Exception as error:
+                errors[row] = error
+        if errors:
+            raise StepFailure(ticket, errors)
+        stopped = [row for row in watched if self._fits[row].moments.stops and row not in chunk.ends]
+        if not stopped:
+            return ticket
+        ends = tuple(row for row in chunk.rows if row in chunk.ends or row in stopped)
+        cut = Chunk(chunk.rows, chunk.cursors, chunk.size, chunk.steps, ends)
+        return Ticket(cut, ticket.payload)
+
+    def _steps(self, chunk: Chunk) -> int:
+        """Lengths that there is a program for, or powers of two: each other one would have to be compiled."""
+        most = min(self._most(self._fits[row]) for row in chunk.rows)
+        steps = min(chunk.steps, most)
+        if steps in self._lengths:
+            return steps
+        known = [length for length in self._lengths if length <= steps]
+        return max(known) if known else 1 << (steps.bit_length() - 1)
+
+    def _feed(self, chunk: Chunk) -> Feed:
+        order = np.zeros((self.width, chunk.steps, chunk.size), np.int32)
+        for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
+            start = cursor.batch * self._fits[row].job.batch_size
+            taken = self._order(row, cursor.epoch)[start : start + chunk.steps * chunk.size]
+            order[row] = taken.reshape(chunk.steps, chunk.size)
+        return Feed(self._training.nest, order)
+
+    def _order(self, row: int, epoch: int) -> np.ndarray:
+        """The positions in the pool that a row reads in an epoch."""
+        if (row, epoch) not in self._orders:
+            fit = self._fits[row]
+            for stale in [key for key in self._orders if key[0] == row and key[1] < epoch]:
+                del self._orders[stale]
+            length = fit.course.length
+            number = fit.options.initial_epoch + epoch
+            order = batch_order(fit.job.seed, number, length) if fit.job.shuffle else np.arange(length)
+            if fit.job.index is not None:
+                order = fit.index[order]
+            self._orders[row, epoch] = (order + self._training.starts[row]).astype(np.int32)
+        return self._orders[row, epoch]
+
+    def done(self, ticket: Ticket) -> bool:
+        return ticket.payload is None or self._engine.ready(ticket.payload)
+
+    def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
+        """Numbers only where an epoch ended: Keras' metrics are of the whole epoch, whatever kind of sum they keep."""
+        chunk = ticket.chunk
+        shown = self._engine.read(ticket.payload) if chunk.ends and ticket.payload is not None else {}
+        return tuple(
+            MetricRow(
+                row,
+                chunk.steps,
+                samples=1 if row in chunk.ends else 0,
+                sums={name: float(values[row]) for name, values in shown.items()}
+                if row in chunk.ends
+                else {},
+            )
+            for row in chunk.rows
+        )
+
+    # Epochs
+
+    def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
+        wanted = [row for row in rows if self._fits[row].validates(self._epochs(row))]
+        if not wanted or self._validation is None:
+            return ()
+        for row in wanted:
+            self._moment(row, "on_test_begin")
+        active = np.zeros(self.width, bool)
+        active[wanted] = True
+        self._stack, logs = self._engine.test(self._stack, self._validation_feeds(wanted), active)
+        shown = self._engine.read(logs)
+        found = []
+        for row in wanted:
+            own = {name: float(values[row]) for name, values in shown.items()}
+            self._moment(row, "on_test_end", logs=own)
+            found.append(MetricRow(row, 0, 1, own))
+        return tuple(found)
+
+    def _epochs(self, row: int) -> int:
+        """The epoch that a row is about to end, counted from 0."""
+        return len(self._fits[row].model.history.epoch) if self._fits[row].moments.has_begun else 0
+
+    def _validation_feeds(self, rows: Sequence[int]) -> list[Feed]:
+        fit = self._fits[rows[0]]
+        assert self._validation is not None
+        assert fit.validation is not None
+        length, size = fit.validation.length, min(fit.validation_batch, fit.validation.length)
+        whole = length // size * size
+        positions = self._validation.starts[:, None] + np.arange(length, dtype=np.int32)
+        feeds = [Feed(self._validation.nest, positions[:, :whole].reshape(self.width, -1, size))]
+        if whole < length:
+            feeds.append(Feed(self._validation.nest, positions[:, None, whole:]))
+        return feeds
+
+    def end_epoch(self, row: int, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        """Keras' end of an epoch, and of training after the last; what callbacks added to the logs."""
+        fit = self._fits[row]
+        epoch = self._epochs(row)
+        self._moment(row, "on_epoch_end", fit.options.initial_epoch + epoch, logs=metrics)
+        added = {name: value for name, value in fit.moments.shown.items() if name not in metrics}
+        if fit.moments.stops or epoch + 1 == fit.course.epochs:
+            with self._at_home(row):
+                fit.model.optimizer.finalize_variable_values(fit.model.trainable_weights)
+                fit.moments.at("on_train_end", logs={**metrics, **added})
+        return added
+
+    def wants_to_stop(self, row: int) -> bool:
+        return self._fits[row].moments.stops
+
+    def _moment(
+        self, row: int, moment: str, *arguments: Any, logs: Mapping[str, float] | None = None
+    ) -> None:
+        moments = self._fits[row].moments
+        if not moments.has(moment):
+            moments.at(moment, *arguments, logs=logs)
+            return
+        with self._at_home(row):
+            moments.at(moment, *arguments, logs=logs)
+
+    @contextmanager
+    def _at_home(self, row: int) -> Any:
+        """Inside, the row's model holds its state; what is changed there goes on from there."""
+        self._engine.put(self._stack, row)
+        yield
+        self._stack = self._engine.take(self._stack, row)
+
+    # States
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Nothing: restoring the best weights is a callback's, EarlyStopping(restore_best_weights=True)."""
+
+    def revert(self, rows: Sequence[int]) -> None:
+        return
+
+    def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
+        """The rows' models hold it."""
+        for row in rows:
+            self._engine.put(self._stack, row)
+        return tuple(JobState(Cursor(), {}) for _ in rows)
+
+    def leave(self, rows: Sequence[int]) -> tuple[JobState, ...]:
+        states = self.state(rows)
+        self._left |= set(rows)
+        return states
+
+    def load(self, row: int, state: JobState) -> None:
+        self._stack = self._engine.take(self._stack, row)
+
+    def join(self, row: int, job: Job, state: JobState | None = None) -> None:
+        raise NotImplementedError("Keras stacks take no new members yet")
+
+    def copy(self, source: int, target: int) -> None:
+        raise NotImplementedError("Keras stacks copy no members yet")
+
+    def predict(self, inputs: Any, rows: Sequence[int] | None = None) -> Any:
+        raise NotImplementedError("call the models")
+
+    # What only groups need
+
+    def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
+        """The first step of one row beside its model's own: rows of one signature differ in numbers alone."""
+        row = rows[0]
+        if (
+            self.width == 1
+            or (alone := self._engine.step_alone(row, feed := self._feed(chunk.shortened(1)))) is None
+        ):
+            return Check(0, 0.0, None)
+        every = np.ones(self.width, bool)
+        trial = self._engine.stack()
+        first = np.zeros(self.width, np.int64)
+        trial, logs = self._engine.train(trial, feed, every, every, first)
+        together = self._engine.after_step(trial, row, logs)
+        return _compared(self._fits[row], alone, together)
+
+    def resize(self, width: int) -> Mapping[int, int]:
+        kept = [row for row in range(self.width) if row not in self._left][:width]
+        free = [row for row in range(self.width) if row in self._left]
+        kept += free[: width - len(kept)]
+        moved = {row: i for i, row in enumerate(kept)}
+        self._stack = self._engine.narrow(self._stack, kept)
+        self._training = self._training.of(kept)
+        self._validation = self._validation and self._validation.of(kept)
+        self._fits = {moved[row]: self._fits[row] for row in kept}
+        self._orders = {(moved[row], epoch): o for (row, epoch), o in self._orders.items() if row in moved}
+        self._left = {moved[row] for row in kept if row in self._left}
+        self._start, self.width = {}, width
+        return moved
+
+    def disturbed(self, row: int) -> str | None:
+        return None  # a callback may change its model: what it changes is taken up
+
+    def abandon(self) -> None:
+        """Models that no callback has seen still hold what they came with."""
+        for row, fit in self._fits.items():
+            if row in self._start and row not in self._left:
+                fit.model.set_weights(self._start[row])
+
+    def timing(self) -> tuple[float, float]:
+        return self._launch_s, self._prepare_s
+
+    def close(self) -> None:
+        self._engine.close()
+        self._stack = None
+
+
+def _shapes(course: Course, most: int) -> list[tuple[int, int]]:
+    """The launches of an epoch: full batches in as few as may be, and the short last one."""
+    whole, tail = divmod(course.length, course.batch_size)
+    made = []
+    if whole:
+        made.append((min(whole, most), course.batch_size))
+        if whole > most and whole % most:
+            made.append((whole % most, course.batch_size))
+    return [*made, (1, tail)] if tail else made
+
+
+def _compared(fit: Fit, alone: Mapping[str, Any], together: Mapping[str, Any]) -> Check:
+    worst, mismatch = 0.0, None
+    for (path, ours), theirs in zip(alone.items(), together.values(), strict=True):
+        difference = float(np.max(np.abs(ours - theirs), initial=0.0))
+        worst = max(worst, difference)
+        if not np.allclose(theirs, ours, rtol=_RTOL, atol=_ATOL, equal_nan=True) and mismatch is None:
+            mismatch = f"{fit.job.name!r}: {path} differs by {difference:.1e} after a step"
+    return Check(1, worst, mismatch)

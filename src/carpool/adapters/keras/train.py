@@ -1,0 +1,188 @@
+"""The Keras adapter: compiled models, fitted together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from carpool.adapters.base import Adapter, Fuser, JobState, Prepared, Session, Trained
+from carpool.adapters.keras.backends import engine
+from carpool.adapters.keras.fit import Fit, is_model, read
+from carpool.adapters.keras.own import OwnFit
+from carpool.adapters.keras.session import StackedFit
+from carpool.adapters.keras.signature import signature
+from carpool.errors import DeviceError, JobError, ModelError, sentence
+from carpool.job import Job
+from carpool.memory.size import size
+from carpool.planning.cursor import Cursor
+from carpool.planning.spec import ModelSpec, Signature
+
+
+class KerasAdapter(Adapter):
+    """Compiled Keras models, on the backend that is loaded."""
+
+    name = "keras"
+
+    def __init__(self, compile: str | bool = "auto") -> None:
+        super().__init__(compile)
+        self._engine = engine()
+        self._fits: dict[Job, Fit] = {}
+        self._signatures: dict[Job, Signature] = {}
+        self.fuser = KerasFuser(self)
+
+    @classmethod
+    def claims(cls, model: Any) -> bool:
+        return is_model(model)
+
+    def is_full(self, error: BaseException) -> bool:
+        return super().is_full(error) or self._engine.is_full(error)
+
+    def device(self, name: str) -> str:
+        known = self._engine.devices()
+        place = known[0] if name == "auto" else next((d for d in known if d.startswith(name)), name)
+        if place not in known:
+            raise DeviceError(
+                sentence(f"a device out of auto, {', '.join(known)}", repr(name), 'pass device="auto"')
+            )
+        return place
+
+    def describe(self, job: Job) -> ModelSpec:
+        model = job.model if is_model(job.model) else _made(job)
+        self._refuse_shared(job, model)
+        fit = read(job, model)
+        fit.own = fit.own or self._engine.refusal(model)
+        self._fits[job] = fit
+        made = self._signatures[job] = signature(fit)
+        held = (*model.variables, *model.optimizer.variables)
+        data = () if fit.training is None else ((fit.training.key, fit.training.nbytes),)
+        return ModelSpec(
+            str(job.name),
+            self.name,
+            made,
+            fit.course,
+            state_bytes=sum(_bytes(variable) for variable in held),
+            step_bytes=_step_bytes(model, job.batch_size),
+            data=data,
+            budget_bytes=None if job.budget is None else size(job.budget),
+        )
+
+    def _refuse_shared(self, job: Job, model: Any) -> None:
+        ours = {id(variable) for variable in model.trainable_variables}
+        for other, fit in self._fits.items():
+            if fit.model is model or any(id(v) in ours for v in fit.model.trainable_variables):
+                shared = "this model" if fit.model is model else "some of its weights"
+                raise ModelError(
+                    f"Job {job.name!r}: "
+                    + sentence(
+                        "a model of its own for each job",
+                        f"{shared} in job {other.name!r} too",
+                        "clone it with keras.models.clone_model, and compile the clone",
+                    )
+                )
+            one = next((c for c in fit.moments.callbacks if any(c is ours for ours in job.callbacks)), None)
+            if one is not None:
+                raise JobError(
+                    f"Job {job.name!r}: "
+                    + sentence(
+                        "callback objects of its own for each job",
+                        f"one {type(one).__name__} in job {other.name!r} too",
+                        "make one for each",
+                    )
+                )
+
+    def fit(self, job: Job) -> Fit:
+        return self._fits[job]
+
+    def key(self, job: Job) -> Signature:
+        return self._signatures[job]
+
+    def open(self, job: Job, device: str, plain: bool = False) -> Session:
+        fit = self._fits[job]
+        if fit.own is not None or plain:
+            return OwnFit(fit)
+        return StackedFit([fit], self._engine, device, self._signatures[job])
+
+    def absorb(self, job: Job, state: JobState) -> Trained:
+        if "weights" in state.model:
+            model = self._fits[job].model
+            _write(model.variables, state.model["weights"])
+            _write(model.optimizer.variables, state.model["optimizer"])
+        return self.trained(job)
+
+    def trained(self, job: Job) -> Trained:
+        model = self._fits[job].model
+        return Trained(model, model.optimizer)
+
+    def left(self, job: Job) -> JobState:
+        model = self._fits[job].model
+        held = {"weights": _host(model.variables), "optimizer": _host(model.optimizer.variables)}
+        return JobState(Cursor(), held)
+
+    def save(self, model: Any, path: Path) -> None:
+        from safetensors.numpy import save_file
+
+        save_file(
+            {v.path: np.ascontiguousarray(keras.ops.convert_to_numpy(v)) for v in model.variables}, path
+        )
+
+
+class KerasFuser(Fuser):
+    def __init__(self, adapter: KerasAdapter) -> None:
+        self._adapter = adapter
+
+    def refusal(self, jobs: Sequence[Job]) -> str | None:
+        fits = [self._adapter.fit(job) for job in jobs]
+        own = next((fit.own for fit in fits if fit.own is not None), None)
+        return own or engine().stack_refusal([fit.model for fit in fits])
+
+    def open(
+        self, jobs: Sequence[Job], width: int, device: str, prepared: Prepared = lambda *_: None
+    ) -> StackedFit:
+        fits = [self._adapter.fit(job) for job in jobs]
+        return StackedFit(fits, engine(), device, self._adapter.key(jobs[0]), prepared)
+
+
+def _made(job: Job) -> Any:
+    made = job.model()
+    if not is_model(made):
+        raise ModelError(
+            f"Job {job.name!r}: "
+            + sentence("a factory of a compiled keras.Model", type(made).__name__, "return the model")
+        )
+    return made
+
+
+def _bytes(variable: Any) -> int:
+    name = str(variable.dtype)
+    width = 1 if name in ("bool", "int8", "uint8") else 2 if "16" in name else 8 if "64" in name else 4
+    return int(np.prod(variable.shape, dtype=np.int64)) * width
+
+
+def _step_bytes(model: Any, batch: int) -> int:
+    """Weights' gradients, and every layer's output twice, as far as the layers say."""
+    outputs = 0
+    for layer in model._flatten_layers(include_self=False):
+        shape = getattr(getattr(layer, "output", None), "shape", None) if _has_output(layer) else None
+        if shape is not None:
+            outputs += int(np.prod([dim or 1 for dim in shape[1:]], dtype=np.int64)) * batch * 4
+    return 2 * outputs + sum(_bytes(variable) for variable in model.trainable_variables)
+
+
+def _has_output(layer: Any) -> bool:
+    try:
+        return not isinstance(layer.output, list | tuple | dict)
+    except (AttributeError, ValueError, RuntimeError):
+        return False
+
+
+def _host(variables: Sequence[Any]) -> list[np.ndarray]:
+    return [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
+
+
+def _write(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
