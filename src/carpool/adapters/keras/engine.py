@@ -73,6 +73,11 @@ class Engine(ABC):
     def put(self, stacked: Stacked, row: int) -> None:
         """Writes the row into its model's variables."""
 
+    def put_all(self, stacked: Stacked, rows: Sequence[int]) -> None:
+        """`put` for many rows."""
+        for row in rows:
+            self.put(stacked, row)
+
     @abstractmethod
     def take(self, stacked: Stacked, row: int) -> Stacked:
         """The stack with the row as its model's variables are now; cheap where none of them changed since `put`."""

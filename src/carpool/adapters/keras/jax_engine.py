@@ -56,19 +56,26 @@ class JaxEngine(Engine):
     # The stack
 
     def stack(self) -> Any:
-        rows = [self._read(row) for row in range(len(self._models))]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
-
-    def _read(self, row: int) -> tuple[list[Any], ...]:
-        parts = _variables(self._models[row])
-        self._known[row] = [variable.value for part in parts for variable in part]
-        return tuple([self.place(variable.value) for variable in part] for part in parts)
+        """By way of the host: one copy of each variable, whatever their number, instead of an operation for each."""
+        rows = [_values(model) for model in self._models]
+        for row, values in enumerate(rows):
+            self._known[row] = [value for part in values for value in part]
+        host = jax.device_get(rows)
+        return self.place(jax.tree.map(lambda *leaves: np.stack(leaves), *host))
 
     def put(self, stacked: Any, row: int) -> None:
-        for part, values in zip(_variables(self._models[row]), stacked, strict=True):
-            for variable, value in zip(part, values, strict=True):
-                variable.assign(jax.device_put(value[row], variable.value.sharding))
-        self._known[row] = [v.value for part in _variables(self._models[row]) for v in part]
+        self.put_all(stacked, [row])
+
+    def put_all(self, stacked: Any, rows: Sequence[int]) -> None:
+        """Likewise by way of the host."""
+        host = jax.tree.leaves(jax.device_get(stacked))
+        for row in rows:
+            variables = [variable for part in _variables(self._models[row]) for variable in part]
+            places = [variable.value.sharding for variable in variables]
+            values = jax.device_put([leaf[row] for leaf in host], places)
+            for variable, value in zip(variables, values, strict=True):
+                variable._direct_assign(value)
+            self._known[row] = values
 
     def take(self, stacked: Any, row: int) -> Any:
         known = iter(self._known[row])
@@ -218,6 +225,10 @@ def _variables(model: Any) -> tuple[list[Any], ...]:
         model.optimizer.variables,
         model.metrics_variables,
     )
+
+
+def _values(model: Any) -> tuple[list[Any], ...]:
+    return tuple([variable.value for variable in part] for part in _variables(model))
 
 
 def _starting_metrics(model: Any) -> list[np.ndarray]:

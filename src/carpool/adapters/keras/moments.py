@@ -39,6 +39,7 @@ class Moments:
                     )
                 )
         self._list: Any = None
+        self.epochs_ended = 0
 
     @property
     def own(self) -> str | None:
@@ -70,6 +71,9 @@ class Moments:
         self._list = keras_callbacks.CallbackList(
             self.callbacks, add_history=True, model=self._model, epochs=self._epochs, steps=steps, verbose=0
         )
+        if not self.callbacks:
+            self._list.on_train_begin()
+            self._list.on_train_end()
 
     def has(self, moment: str) -> bool:
         """Whether a callback does something then."""
@@ -77,12 +81,20 @@ class Moments:
 
     def at(self, moment: str, *arguments: Any, logs: Mapping[str, float] | None = None) -> None:
         """The moment has come. History, which Keras adds to the callbacks, hears of it too."""
-        getattr(self._list, moment)(*arguments, dict(logs or {}))
+        if self.callbacks:
+            getattr(self._list, moment)(*arguments, dict(logs or {}))
 
-    @property
-    def shown(self) -> dict[str, float]:
-        """What History holds of the last epoch: callbacks add to the logs, such as the learning rate."""
-        return {name: values[-1] for name, values in self._model.history.history.items()}
+    def end_epoch(self, epoch: int, logs: Mapping[str, float]) -> dict[str, float]:
+        """The epoch's end; what callbacks added to its logs, such as the learning rate, which History then holds."""
+        self.epochs_ended += 1
+        history = self._model.history
+        if not self.callbacks:  # what History would do, without asking it a thousand times
+            history.epoch.append(epoch)
+            for name, value in logs.items():
+                history.history.setdefault(name, []).append(value)
+            return {}
+        self.at("on_epoch_end", epoch, logs=logs)
+        return {name: values[-1] for name, values in history.history.items() if name not in logs}
 
     @property
     def has_begun(self) -> bool:

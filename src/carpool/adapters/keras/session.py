@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from carpool.job import Job
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Course, Cursor
 from carpool.random import batch_order
 
+_checked: set[Any] = set()  # structures whose first step was compared in this process
 _RTOL, _ATOL = 2e-4, 2e-5  # of one step together against one alone, in single precision
 
 
@@ -27,7 +28,7 @@ class StackedFit(FusedSession):
         self, fits: Sequence[Fit], make: Any, device: str, key: Any, prepared: Prepared = lambda *_: None
     ) -> None:
         self._fits = dict(enumerate(fits))
-        self.width = len(fits)
+        self.width, self._key = len(fits), (key, device)
         self.schedules = any(fit.moments or fit.given_validation is not None for fit in fits)
         seeds = [fit.job.seed for fit in fits]
         self._engine: Engine = make([fit.model for fit in fits], device, key, seeds)
@@ -39,6 +40,7 @@ class StackedFit(FusedSession):
         held = [fit.validation for fit in fits]
         self._validation = Pool(held, self._engine.place) if None not in held else None
         self._orders: dict[tuple[int, int], np.ndarray] = {}
+        self._last: tuple[Any, np.ndarray] | None = None
         self._left: set[int] = set()
         self._lengths: set[int] = set()
         self._launch_s, self._prepare_s = 0.0, 0.0
@@ -144,13 +146,21 @@ class StackedFit(FusedSession):
             fit = self._fits[row]
             for stale in [key for key in self._orders if key[0] == row and key[1] < epoch]:
                 del self._orders[stale]
-            length = fit.course.length
-            number = fit.options.initial_epoch + epoch
-            order = batch_order(fit.job.seed, number, length) if fit.job.shuffle else np.arange(length)
+            order = self._shuffled(fit, fit.options.initial_epoch + epoch)
             if fit.job.index is not None:
                 order = fit.index[order]
             self._orders[row, epoch] = (order + self._training.starts[row]).astype(np.int32)
         return self._orders[row, epoch]
+
+    def _shuffled(self, fit: Fit, epoch: int) -> np.ndarray:
+        """Rows of one seed and length share an order."""
+        length = fit.course.length
+        if not fit.job.shuffle:
+            return np.arange(length)
+        wanted = (fit.job.seed, epoch, length)
+        if self._last is None or self._last[0] != wanted:
+            self._last = (wanted, batch_order(*wanted))
+        return self._last[1]
 
     def done(self, ticket: Ticket) -> bool:
         return ticket.payload is None or self._engine.ready(ticket.payload)
@@ -192,7 +202,7 @@ class StackedFit(FusedSession):
 
     def _epochs(self, row: int) -> int:
         """The epoch that a row is about to end, counted from 0."""
-        return len(self._fits[row].model.history.epoch) if self._fits[row].moments.has_begun else 0
+        return self._fits[row].moments.epochs_ended
 
     def _validation_feeds(self, rows: Sequence[int]) -> list[Feed]:
         fit = self._fits[rows[0]]
@@ -210,12 +220,15 @@ class StackedFit(FusedSession):
         """Keras' end of an epoch, and of training after the last; what callbacks added to the logs."""
         fit = self._fits[row]
         epoch = self._epochs(row)
-        self._moment(row, "on_epoch_end", fit.options.initial_epoch + epoch, logs=metrics)
-        added = {name: value for name, value in fit.moments.shown.items() if name not in metrics}
-        if fit.moments.stops or epoch + 1 == fit.course.epochs:
-            with self._at_home(row):
-                fit.model.optimizer.finalize_variable_values(fit.model.trainable_weights)
-                fit.moments.at("on_train_end", logs={**metrics, **added})
+        moments = fit.moments
+        with self._at_home(row) if moments.has("on_epoch_end") else nullcontext():
+            added = moments.end_epoch(fit.options.initial_epoch + epoch, metrics)
+        if moments.stops or epoch + 1 == fit.course.epochs:
+            finalizes = bool(getattr(fit.model.optimizer, "use_ema", False))
+            with self._at_home(row) if finalizes or moments.has("on_train_end") else nullcontext():
+                if finalizes:
+                    fit.model.optimizer.finalize_variable_values(fit.model.trainable_weights)
+                moments.at("on_train_end", logs={**metrics, **added})
         return added
 
     def wants_to_stop(self, row: int) -> bool:
@@ -248,8 +261,7 @@ class StackedFit(FusedSession):
 
     def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
         """The rows' models hold it."""
-        for row in rows:
-            self._engine.put(self._stack, row)
+        self._engine.put_all(self._stack, rows)
         return tuple(JobState(Cursor(), {}) for _ in rows)
 
     def leave(self, rows: Sequence[int]) -> tuple[JobState, ...]:
@@ -274,17 +286,21 @@ class StackedFit(FusedSession):
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
         """The first step of one row beside its model's own: rows of one signature differ in numbers alone."""
         row = rows[0]
-        if (
-            self.width == 1
-            or (alone := self._engine.step_alone(row, feed := self._feed(chunk.shortened(1)))) is None
-        ):
+        if self.width == 1 or self._key in _checked:
+            return Check(0, 0.0, None)
+        feed = self._feed(chunk.shortened(1))
+        alone = self._engine.step_alone(row, feed)
+        if alone is None:
             return Check(0, 0.0, None)
         every = np.ones(self.width, bool)
         trial = self._engine.stack()
         first = np.zeros(self.width, np.int64)
         trial, logs = self._engine.train(trial, feed, every, every, first)
         together = self._engine.after_step(trial, row, logs)
-        return _compared(self._fits[row], alone, together)
+        check = _compared(self._fits[row], alone, together)
+        if check.mismatch is None:
+            _checked.add(self._key)
+        return check
 
     def resize(self, width: int) -> Mapping[int, int]:
         kept = [row for row in range(self.width) if row not in self._left][:width]

@@ -32,6 +32,8 @@ class KerasAdapter(Adapter):
         self._engine = engine()
         self._fits: dict[Job, Fit] = {}
         self._signatures: dict[Job, Signature] = {}
+        self._owners: dict[int, Job] = {}
+        """Of every model, weight and callback that a job brought, by identity."""
         self.fuser = KerasFuser(self)
 
     @classmethod
@@ -71,27 +73,23 @@ class KerasAdapter(Adapter):
         )
 
     def _refuse_shared(self, job: Job, model: Any) -> None:
-        ours = {id(variable) for variable in model.trainable_variables}
-        for other, fit in self._fits.items():
-            if fit.model is model or any(id(v) in ours for v in fit.model.trainable_variables):
-                shared = "this model" if fit.model is model else "some of its weights"
-                raise ModelError(
-                    f"Job {job.name!r}: "
-                    + sentence(
-                        "a model of its own for each job",
-                        f"{shared} in job {other.name!r} too",
-                        "clone it with keras.models.clone_model, and compile the clone",
-                    )
-                )
-            one = next((c for c in fit.moments.callbacks if any(c is ours for ours in job.callbacks)), None)
-            if one is not None:
+        """What is trained or called belongs to one job."""
+        remedy = "clone it with keras.models.clone_model, and compile the clone"
+        self._own(job, [model], "a model of its own for each job", "this model", remedy)
+        weights = model.trainable_variables
+        self._own(job, weights, "a model of its own for each job", "some of its weights", remedy)
+        for one in job.callbacks:
+            if not callable(one):
+                mine = "callback objects of its own for each job"
+                self._own(job, [one], mine, f"one {type(one).__name__}", "make one for each")
+
+    def _own(self, job: Job, things: Sequence[Any], expected: str, received: str, remedy: str) -> None:
+        for thing in things:
+            other = self._owners.setdefault(id(thing), job)
+            if other is not job:
                 raise JobError(
                     f"Job {job.name!r}: "
-                    + sentence(
-                        "callback objects of its own for each job",
-                        f"one {type(one).__name__} in job {other.name!r} too",
-                        "make one for each",
-                    )
+                    + sentence(expected, f"{received} in job {other.name!r} too", remedy)
                 )
 
     def fit(self, job: Job) -> Fit:
