@@ -1,4 +1,4 @@
-"""`python -m benchmarks [cpu|gpu|matrix|mix|loaders|memory|workers|readme]`: parse, run, print."""
+"""`python -m benchmarks [cpu|gpu|matrix|mix|loaders|memory|workers|keras|readme]`: parse, run, print."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
             "mix": _mix,
             "loaders": _loaders,
             "memory": _memory,
+            "keras": _keras,
             "workers": _workers,
         }
         return runs[command](options)
@@ -47,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "command",
         nargs="?",
-        choices=["cpu", "gpu", "matrix", "mix", "loaders", "memory", "workers", "readme"],
+        choices=["cpu", "gpu", "matrix", "mix", "loaders", "memory", "workers", "keras", "readme"],
         help="default: gpu where there is one, else cpu",
     )
     parser.add_argument("--quick", action="store_true", help="a look in about a minute; never used by readme")
@@ -165,6 +166,14 @@ def _workers(options: argparse.Namespace) -> int:
 
     _set_threads(options.threads or 1)
     return _plainly("workers", hardware.describe("cpu"), workers.run(options.windows, _say), options.out)
+
+
+def _keras(options: argparse.Namespace) -> int:
+    from benchmarks import hardware, keras_fits
+
+    device = "cuda:0" if _default_command() == "gpu" else "cpu"
+    found = keras_fits.run(options.windows, options.quick, _say)
+    return _plainly(f"keras-{found['backend']}", hardware.describe(device), found, options.out)
 
 
 def _plainly(kind: str, hardware: dict, found: dict, folder: Path) -> int:

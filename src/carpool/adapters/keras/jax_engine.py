@@ -21,6 +21,8 @@ from carpool.adapters.keras.engine import Engine, Feed
 from carpool.environment import cores
 
 _KEPT = 128
+_UNROLL = 1
+_OPTIONS: dict[str, Any] = {}
 _programs: OrderedDict[Any, Future[Any]] = OrderedDict()
 _PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "rocm": "cuda", "cpu": "cpu", "tpu": "tpu"}
 
@@ -136,9 +138,10 @@ class JaxEngine(Engine):
         if key not in _programs:
             step = {"train": self._train_step, "test": self._test_step}[kind]
             flags = np.zeros(width, bool)
-            made = jax.jit(_stacked(step, self._starts, self._results, width), donate_argnums=0)
+            shows = not _shows_metrics(self._template, f"{kind}_step")
+            made = jax.jit(_stacked(step, self._starts, self._results, width, shows), donate_argnums=0)
             lowered = made.lower(stacked, feed.pool, feed.order, flags, flags)
-            _programs[key] = self._pool.submit(lowered.compile)
+            _programs[key] = self._pool.submit(lowered.compile, _OPTIONS or None)
         _programs.move_to_end(key)
         while len(_programs) > _KEPT:
             _programs.popitem(last=False)
@@ -183,8 +186,8 @@ class JaxEngine(Engine):
         self._pool.shutdown(wait=False)
 
 
-def _stacked(step: Any, starts: Sequence[Any], results: Any, width: int) -> Any:
-    """Many steps of every row; rows that are not active keep what they had."""
+def _stacked(step: Any, starts: Sequence[Any], results: Any, width: int, shows: bool) -> Any:
+    """Many steps of every row; rows that are not active keep what they had. `shows`: the step shows more than its metrics."""
 
     def member(state: Any, pool: Any, order: Any, fresh: Any) -> Any:
         metrics = [
@@ -197,10 +200,12 @@ def _stacked(step: Any, starts: Sequence[Any], results: Any, width: int) -> Any:
             logs, state = step(carried[0], jax.tree.map(lambda leaf: leaf[positions], pool))
             return (state, logs), None
 
-        first = jax.eval_shape(advance, (state, None), order[0])[0][1]
-        logs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first)
-        (state, logs), _ = jax.lax.scan(advance, (state, logs), order)
-        return state, (logs, results(state[3]))
+        carried, left = (state, None), order
+        if shows or len(order) == 1:  # the first step says what is carried on from step to step
+            carried, left = advance(carried, order[0])[0], order[1:]
+        if len(left):
+            carried, _ = jax.lax.scan(advance, carried, left, unroll=_UNROLL)
+        return carried[0], (carried[1], results(carried[0][3]))
 
     def run(state: Any, pool: Any, order: Any, active: Any, fresh: Any) -> Any:
         if width == 1:

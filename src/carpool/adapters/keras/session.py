@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,13 @@ from carpool.random import batch_order
 
 _checked: set[Any] = set()  # structures whose first step was compared in this process
 _RTOL, _ATOL = 2e-4, 2e-5  # of one step together against one alone, in single precision
+_LONG_S = 0.5
+
+
+@dataclass(frozen=True)
+class _Launch:
+    logs: Any
+    at_s: float
 
 
 class StackedFit(FusedSession):
@@ -42,8 +50,8 @@ class StackedFit(FusedSession):
         self._orders: dict[tuple[int, int], np.ndarray] = {}
         self._last: tuple[Any, np.ndarray] | None = None
         self._left: set[int] = set()
-        self._lengths: set[int] = set()
-        self._launch_s, self._prepare_s = 0.0, 0.0
+        self._shapes: set[tuple[int, int]] = set()
+        self._step_s, self._prepare_s = 0.0, 0.0
         self._prepared = prepared
         self._prepare()
 
@@ -57,7 +65,7 @@ class StackedFit(FusedSession):
             len({fit.course for fit in self._fits.values()}) == 1
         ):  # else who runs with whom is the driver's to say
             self._engine.prepare(self._stack, self._training.nest, sorted(shapes, reverse=True))
-            self._lengths = {steps for steps, _ in shapes}
+            self._shapes = shapes
         self._prepare_s = time.perf_counter() - began
 
     def _most(self, fit: Fit) -> int:
@@ -72,15 +80,13 @@ class StackedFit(FusedSession):
             raise StepFailure(Ticket(chunk.shortened(0), None), errors)
         steps = self._steps(chunk)
         done = chunk.shortened(steps)
-        began = time.perf_counter()
         feed = self._feed(done)
         active, fresh = np.zeros(self.width, bool), np.zeros(self.width, bool)
         first = np.zeros(self.width, np.int64)
         for row, cursor in zip(done.rows, done.cursors, strict=True):
             active[row], fresh[row], first[row] = True, cursor.batch == 0, cursor.step
         self._stack, logs = self._engine.train(self._stack, feed, active, fresh, first)
-        self._launch_s = (time.perf_counter() - began) / steps
-        return self._after_batch(Ticket(done, logs))
+        return self._after_batch(Ticket(done, _Launch(logs, time.perf_counter())))
 
     def _begin(self, chunk: Chunk) -> dict[int, BaseException]:
         """Training's and the epoch's beginning, for rows that stand there."""
@@ -105,7 +111,7 @@ class StackedFit(FusedSession):
         watched = [row for row in ticket.chunk.rows if self._fits[row].moments.each_batch]
         if not watched:
             return ticket
-        shown = self._engine.read(ticket.payload)
+        shown = self._engine.read(ticket.payload.logs)
         chunk, errors = ticket.chunk, {}
         for row in watched:
             cursor = chunk.cursors[chunk.rows.index(row)]
@@ -127,9 +133,7 @@ class StackedFit(FusedSession):
         """Lengths that there is a program for, or powers of two: each other one would have to be compiled."""
         most = min(self._most(self._fits[row]) for row in chunk.rows)
         steps = min(chunk.steps, most)
-        if steps in self._lengths:
-            return steps
-        known = [length for length in self._lengths if length <= steps]
+        known = [length for length, size in self._shapes if size == chunk.size and length <= steps]
         return max(known) if known else 1 << (steps.bit_length() - 1)
 
     def _feed(self, chunk: Chunk) -> Feed:
@@ -163,12 +167,20 @@ class StackedFit(FusedSession):
         return self._last[1]
 
     def done(self, ticket: Ticket) -> bool:
-        return ticket.payload is None or self._engine.ready(ticket.payload)
+        launch: _Launch | None = ticket.payload
+        if launch is None:
+            return True
+        is_ready = self._engine.ready(launch.logs)
+        if is_ready:
+            taken_s = time.perf_counter() - launch.at_s
+            self._step_s = taken_s / ticket.chunk.steps if taken_s > _LONG_S else 0.0
+        return is_ready
 
     def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
         """Numbers only where an epoch ended: Keras' metrics are of the whole epoch, whatever kind of sum they keep."""
         chunk = ticket.chunk
-        shown = self._engine.read(ticket.payload) if chunk.ends and ticket.payload is not None else {}
+        is_shown = chunk.ends and ticket.payload is not None
+        shown = self._engine.read(ticket.payload.logs) if is_shown else {}
         return tuple(
             MetricRow(
                 row,
@@ -326,7 +338,8 @@ class StackedFit(FusedSession):
                 fit.model.set_weights(self._start[row])
 
     def timing(self) -> tuple[float, float]:
-        return self._launch_s, self._prepare_s
+        """A step's time only where launches are so long that others wait for them: each other length has to be compiled."""
+        return self._step_s, self._prepare_s
 
     def close(self) -> None:
         self._engine.close()
