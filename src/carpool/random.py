@@ -9,6 +9,7 @@ definition serves NumPy arrays and torch tensors, eager, vmapped or compiled.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,11 @@ def batch_order(seed: int, epoch: int, length: int) -> np.ndarray:
     >>> sorted(batch_order(3, 1, 5).tolist())
     [0, 1, 2, 3, 4]
     """
+    return batch_orders(seed, [epoch], length)[0]
+
+
+def batch_orders(seed: int, epochs: Sequence[int], length: int) -> np.ndarray:
+    """`batch_order` of several epochs at once, [epochs, length]."""
     positions = np.arange(length, dtype=np.int64)
-    keys = order_keys(positions, np.int64(signed_seed(seed)), np.int64(epoch))
-    return np.argsort(keys, kind="stable")
+    keys = order_keys(positions[None], np.int64(signed_seed(seed)), np.asarray(epochs, np.int64)[:, None])
+    return np.argsort(keys, axis=1, kind="stable")

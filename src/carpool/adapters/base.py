@@ -124,6 +124,9 @@ class Session(Servable):
     schedules: bool = False
     """Whether a scheduler of a member's steps at the end of an epoch, so that its metrics must be known at once."""
 
+    in_flight: int = 2
+    """Chunks that may be enqueued before the oldest one's metrics are read, while nothing is decided between them."""
+
     def turn(self) -> AbstractContextManager[object]:
         """What everything that is asked of the session happens in: its own stream, on a device that has streams."""
         return nullcontext()

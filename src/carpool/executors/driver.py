@@ -39,7 +39,6 @@ from carpool.planning.widths import repacked, spread
 from carpool.result import Outcome
 
 FIRST_CHECKED = 256  # members checked at the first step; a wider group checks so many spread over it: 1 to 2 ms each on an H200
-_IN_FLIGHT = 2  # chunks enqueued before the oldest one's metrics are read
 _SAMPLE_ROWS = 4  # members that verify=True checks at the start of each epoch
 
 
@@ -190,7 +189,7 @@ class Driver:
             self._fail(errors)
         ended = [self._members[row] for row in done.ends if row in self._members]
         waits = any(self._session.schedules or member.decides or member.through for member in ended)
-        yield from self._settle(leave=0 if waits else _IN_FLIGHT)
+        yield from self._settle(leave=0 if waits else self._session.in_flight)
         yield at_once
 
     def _report_input(self, chunk: Chunk) -> None:

@@ -99,6 +99,21 @@ class Engine(ABC):
         `first` is the number of the first step of each row, counted over the whole job.
         """
 
+    takes_epochs: bool = False
+    """Whether `train_epochs` is there: many epochs in one launch."""
+
+    def prepare_epochs(
+        self, stacked: Stacked, pool: Any, parts: Sequence[tuple[int, int]], most: int
+    ) -> None:
+        """Begins to make the program of `train_epochs` for epochs of these parts, at most so many at once."""
+        raise NotImplementedError
+
+    def train_epochs(
+        self, stacked: Stacked, pool: Any, orders: Sequence[np.ndarray], active: np.ndarray, most: int
+    ) -> tuple[Stacked, Logs]:
+        """Enqueues whole epochs: for each part of an epoch an order [rows, epochs, steps, batch]. Logs are [epochs, rows]."""
+        raise NotImplementedError
+
     @abstractmethod
     def test(self, stacked: Stacked, feeds: Sequence[Feed], active: np.ndarray) -> tuple[Stacked, Logs]:
         """Enqueues a pass over validation data: the feeds one after another."""

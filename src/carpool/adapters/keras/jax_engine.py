@@ -21,13 +21,13 @@ from carpool.adapters.keras.engine import Engine, Feed
 from carpool.environment import cores
 
 _KEPT = 128
-_UNROLL = 1
-_OPTIONS: dict[str, Any] = {}
 _programs: OrderedDict[Any, Future[Any]] = OrderedDict()
 _PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "rocm": "cuda", "cpu": "cpu", "tpu": "tpu"}
 
 
 class JaxEngine(Engine):
+    takes_epochs = True
+
     @classmethod
     def devices(cls) -> tuple[str, ...]:
         first = [_name(device) for device in jax.devices()]
@@ -53,6 +53,7 @@ class JaxEngine(Engine):
         self._known: dict[int, list[Any]] = {}
         """Of each row what its model's variables held when they were last read or written."""
         self._starts = _starting_metrics(self._template)
+        self._mine: dict[Any, Future[Any]] = {}
         self._pool = ThreadPoolExecutor(max(1, cores()))
 
     # The stack
@@ -97,6 +98,7 @@ class JaxEngine(Engine):
         kept = jnp.asarray(list(rows))
         self._models = [self._models[row] for row in rows]
         self._known = {i: self._known[row] for i, row in enumerate(rows)}
+        self._mine = {}
         return jax.tree.map(lambda leaf: leaf[kept], stacked)
 
     def place(self, array: Any) -> Any:
@@ -106,7 +108,7 @@ class JaxEngine(Engine):
 
     def prepare(self, stacked: Any, pool: Any, shapes: Sequence[tuple[int, int]]) -> None:
         for steps, size in shapes:
-            order = np.zeros((len(self._models), steps, size), np.int32)
+            order = np.zeros((self._width, steps, size), np.int32)
             self._program("train", stacked, Feed(pool, order))
 
     def train(
@@ -114,6 +116,18 @@ class JaxEngine(Engine):
     ) -> Any:
         program = self._program("train", stacked, feed).result()
         return program(stacked, feed.pool, feed.order, active, fresh)
+
+    def prepare_epochs(self, stacked: Any, pool: Any, parts: Sequence[tuple[int, int]], most: int) -> None:
+        self._epochs_program(stacked, pool, parts, most)
+
+    def train_epochs(
+        self, stacked: Any, pool: Any, orders: Sequence[np.ndarray], active: np.ndarray, most: int
+    ) -> Any:
+        parts = [order.shape[2:] for order in orders]
+        program = self._epochs_program(stacked, pool, parts, most).result()
+        count = orders[0].shape[1]
+        room = [(0, 0), (0, most - count), (0, 0), (0, 0)]
+        return program(stacked, pool, [np.pad(order, room) for order in orders], active, np.int32(count))
 
     def test(self, stacked: Any, feeds: Sequence[Feed], active: np.ndarray) -> Any:
         fresh, logs = np.ones(len(self._models), bool), None
@@ -127,25 +141,54 @@ class JaxEngine(Engine):
         return all(leaf.is_ready() for leaf in jax.tree.leaves(logs))
 
     def read(self, logs: Any) -> Mapping[str, np.ndarray]:
+        """What the last step showed, or what its metrics say where these are the same names: as Keras chooses."""
         shown, results = jax.device_get(logs)
         return results if shown is None or shown.keys() == results.keys() else shown
 
     def _program(self, kind: str, stacked: Any, feed: Feed) -> Future[Any]:
-        width = len(self._models)
-        shapes = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), (stacked, feed.pool))
-        leaves, structure = jax.tree.flatten(shapes)
-        key = (kind, *self._key, width, feed.order.shape, str(structure), tuple(leaves))
-        if key not in _programs:
-            step = {"train": self._train_step, "test": self._test_step}[kind]
-            flags = np.zeros(width, bool)
+        """Of one chunk, or of one pass over part of the validation data."""
+        flags = np.zeros(self._width, bool)
+        inputs = (stacked, feed.pool, feed.order, flags, flags)
+
+        def make() -> Any:
+            step = self._train_step if kind == "train" else self._test_step
             shows = not _shows_metrics(self._template, f"{kind}_step")
-            made = jax.jit(_stacked(step, self._starts, self._results, width, shows), donate_argnums=0)
-            lowered = made.lower(stacked, feed.pool, feed.order, flags, flags)
-            _programs[key] = self._pool.submit(lowered.compile, _OPTIONS or None)
+            return _chunk(_steps(step, shows), self._starts, self._results, self._width)
+
+        return self._kept((kind, feed.order.shape), inputs, make)
+
+    def _epochs_program(
+        self, stacked: Any, pool: Any, parts: Sequence[tuple[int, int]], most: int
+    ) -> Future[Any]:
+        orders = [np.zeros((self._width, most, *part), np.int32) for part in parts]
+        inputs = (stacked, pool, orders, np.zeros(self._width, bool), np.int32(0))
+
+        def make() -> Any:
+            shows = not _shows_metrics(self._template, "train_step")
+            steps = _steps(self._train_step, shows)
+            return _epochs(steps, self._starts, self._results, self._width, most, shows)
+
+        return self._kept(("epochs", most, *map(tuple, parts)), inputs, make)
+
+    def _kept(self, kind: Any, inputs: Any, make: Any) -> Future[Any]:
+        """The program of this kind, from this session, from the process, or made now."""
+        if kind in self._mine:
+            return self._mine[kind]
+        leaves, structure = jax.tree.flatten(inputs)
+        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
+        key = (kind, *self._key, self._width, str(structure), shapes)
+        if key not in _programs:
+            lowered = jax.jit(make(), donate_argnums=0).lower(*inputs)
+            _programs[key] = self._pool.submit(lowered.compile)
         _programs.move_to_end(key)
         while len(_programs) > _KEPT:
             _programs.popitem(last=False)
+        self._mine[kind] = _programs[key]
         return _programs[key]
+
+    @property
+    def _width(self) -> int:
+        return len(self._models)
 
     def _train_step(self, state: Any, batch: Any) -> Any:
         logs, state = self._template.train_step(state, batch)
@@ -186,41 +229,96 @@ class JaxEngine(Engine):
         self._pool.shutdown(wait=False)
 
 
-def _stacked(step: Any, starts: Sequence[Any], results: Any, width: int, shows: bool) -> Any:
-    """Many steps of every row; rows that are not active keep what they had. `shows`: the step shows more than its metrics."""
+def _steps(step: Any, shows: bool) -> Any:
+    """Many steps of one member. `shows`: a step shows more than its metrics say, and the last one's logs are wanted."""
 
-    def member(state: Any, pool: Any, order: Any, fresh: Any) -> Any:
-        metrics = [
-            jnp.where(fresh, start.astype(now.dtype), now)
-            for start, now in zip(starts, state[3], strict=True)
-        ]
-        state = (*state[:3], metrics)
-
+    def run(state: Any, pool: Any, order: Any) -> Any:
         def advance(carried: Any, positions: Any) -> Any:
             logs, state = step(carried[0], jax.tree.map(lambda leaf: leaf[positions], pool))
             return (state, logs), None
 
         carried, left = (state, None), order
-        if shows or len(order) == 1:  # the first step says what is carried on from step to step
+        if shows or len(order) == 1:  # a first step says what is carried on from step to step
             carried, left = advance(carried, order[0])[0], order[1:]
-        if len(left):
-            carried, _ = jax.lax.scan(advance, carried, left, unroll=_UNROLL)
-        return carried[0], (carried[1], results(carried[0][3]))
-
-    def run(state: Any, pool: Any, order: Any, active: Any, fresh: Any) -> Any:
-        if width == 1:
-            alone = jax.tree.map(lambda leaf: leaf[0], (state, order, fresh))
-            made = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], member(alone[0], pool, *alone[1:]))
-        else:
-            made = jax.vmap(member, in_axes=(0, None, 0, 0))(state, pool, order, fresh)
-        after, logs = made
-
-        def kept(old: Any, new: Any) -> Any:
-            return jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
-        return jax.tree.map(kept, state, after), logs
+        return jax.lax.scan(advance, carried, left)[0] if len(left) else carried
 
     return run
+
+
+def _begun(state: Any, starts: Sequence[Any], fresh: Any) -> Any:
+    """The state with the metrics of a fresh member begun anew."""
+    metrics = [
+        jnp.where(fresh, start.astype(now.dtype), now) for start, now in zip(starts, state[3], strict=True)
+    ]
+    return (*state[:3], metrics)
+
+
+def _chunk(steps: Any, starts: Sequence[Any], results: Any, width: int) -> Any:
+    """Steps of every row; rows that are not active keep what they had."""
+
+    def member(state: Any, pool: Any, order: Any, fresh: Any) -> Any:
+        state, logs = steps(_begun(state, starts, fresh), pool, order)
+        return state, (logs, results(state[3]))
+
+    def run(state: Any, pool: Any, order: Any, active: Any, fresh: Any) -> Any:
+        after, logs = _each(member, width)(state, pool, order, fresh)
+        return _where(active, after, state), logs
+
+    return run
+
+
+def _epochs(steps: Any, starts: Sequence[Any], results: Any, width: int, most: int, shows: bool) -> Any:
+    """Whole epochs of every row, as many as `count` says: a loop on the device around those of an epoch's parts."""
+
+    def epoch(state: Any, pool: Any, orders: Any) -> Any:
+        state, logs = _begun(state, starts, True), None
+        for order in orders:
+            state, logs = steps(state, pool, order)
+        return state, (logs, results(state[3]))
+
+    def member(state: Any, pool: Any, orders: Any, count: Any) -> Any:
+        if shows:
+            empty = jax.eval_shape(epoch, state, pool, [order[0] for order in orders])[1]
+        else:
+            empty = (None, jax.eval_shape(results, state[3]))
+        shown = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), empty)
+
+        def advance(number: Any, carried: Any) -> Any:
+            state, shown = carried
+            state, logs = epoch(state, pool, [order[number] for order in orders])
+            return state, jax.tree.map(lambda kept, log: kept.at[number].set(log), shown, logs)
+
+        return jax.lax.fori_loop(0, count, advance, (state, shown))
+
+    def run(state: Any, pool: Any, orders: Any, active: Any, count: Any) -> Any:
+        after, logs = _each(member, width, shared=2)(state, pool, orders, count)
+        by_epoch = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), logs)
+        return _where(active, after, state), by_epoch
+
+    return run
+
+
+def _each(member: Any, width: int, shared: int = 1) -> Any:
+    """A member's function for every row; the pool, and the count of epochs, are one for all. A stack of one is not vmapped."""
+    axes = (0, None, 0, 0 if shared == 1 else None)
+    if width > 1:
+        return jax.vmap(member, in_axes=axes)
+
+    def alone(*inputs: Any) -> Any:
+        own = [
+            value if axis is None else jax.tree.map(lambda leaf: leaf[0], value)
+            for value, axis in zip(inputs, axes, strict=True)
+        ]
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], member(*own))
+
+    return alone
+
+
+def _where(active: Any, new: Any, old: Any) -> Any:
+    def kept(after: Any, before: Any) -> Any:
+        return jnp.where(active.reshape(-1, *[1] * (after.ndim - 1)), after, before)
+
+    return jax.tree.map(kept, new, old)
 
 
 def _variables(model: Any) -> tuple[list[Any], ...]:

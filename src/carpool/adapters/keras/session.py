@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,20 +12,15 @@ import numpy as np
 from carpool.adapters.base import Check, FusedSession, JobState, MetricRow, Prepared, StepFailure, Ticket
 from carpool.adapters.keras.engine import Engine, Feed
 from carpool.adapters.keras.fit import Fit
+from carpool.adapters.keras.launches import Held, Launch, Seen
 from carpool.adapters.keras.pool import Pool
 from carpool.job import Job
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Course, Cursor
-from carpool.random import batch_order
+from carpool.random import batch_orders
 
+_SHUFFLED = 8  # epochs that are shuffled at a time
 _checked: set[Any] = set()  # structures whose first step was compared in this process
 _RTOL, _ATOL = 2e-4, 2e-5  # of one step together against one alone, in single precision
-_LONG_S = 0.5
-
-
-@dataclass(frozen=True)
-class _Launch:
-    logs: Any
-    at_s: float
 
 
 class StackedFit(FusedSession):
@@ -40,6 +34,7 @@ class StackedFit(FusedSession):
         self.schedules = any(fit.moments or fit.given_validation is not None for fit in fits)
         seeds = [fit.job.seed for fit in fits]
         self._engine: Engine = make([fit.model for fit in fits], device, key, seeds)
+        self._held: Held | None = None
         self._stack = self._engine.stack()
         self._start = (
             {row: fit.model.get_weights() for row, fit in self._fits.items()} if self.width > 1 else {}
@@ -48,10 +43,10 @@ class StackedFit(FusedSession):
         held = [fit.validation for fit in fits]
         self._validation = Pool(held, self._engine.place) if None not in held else None
         self._orders: dict[tuple[int, int], np.ndarray] = {}
-        self._last: tuple[Any, np.ndarray] | None = None
+        self._shuffles: dict[Any, np.ndarray] = {}
         self._left: set[int] = set()
         self._shapes: set[tuple[int, int]] = set()
-        self._step_s, self._prepare_s = 0.0, 0.0
+        self._prepare_s = 0.0
         self._prepared = prepared
         self._prepare()
 
@@ -64,8 +59,14 @@ class StackedFit(FusedSession):
         if (
             len({fit.course for fit in self._fits.values()}) == 1
         ):  # else who runs with whom is the driver's to say
-            self._engine.prepare(self._stack, self._training.nest, sorted(shapes, reverse=True))
             self._shapes = shapes
+            parts = tuple(_shapes(self._fits[0].course, self._most(self._fits[0])))
+            if self._engine.takes_epochs and (held := Held.of(parts, self.width)):
+                self._engine.prepare_epochs(self._stack, self._training.nest, parts, held.most)
+                self._held = held
+                self.in_flight = 2 if self.schedules else len(parts) * held.most
+            else:
+                self._engine.prepare(self._stack, self._training.nest, sorted(shapes, reverse=True))
         self._prepare_s = time.perf_counter() - began
 
     def _most(self, fit: Fit) -> int:
@@ -80,13 +81,57 @@ class StackedFit(FusedSession):
             raise StepFailure(Ticket(chunk.shortened(0), None), errors)
         steps = self._steps(chunk)
         done = chunk.shortened(steps)
+        seen = Seen()
         feed = self._feed(done)
+        if self._held is not None and self._held.takes(done):
+            self._held.waiting.append((done, feed, seen))
+            if self._held.is_due:
+                self._launch_epochs()
+        else:
+            self._launch(done, feed, seen)
+        return self._after_batch(Ticket(done, seen))
+
+    @property
+    def _stack(self) -> Any:
+        """The stack with all that was asked for enqueued."""
+        held = self._held
+        while held is not None and held.epochs:
+            self._launch_epochs()
+        if held is not None and held.waiting:
+            waiting, held.waiting = held.waiting, []
+            for chunk, feed, seen in waiting:
+                self._launch(chunk, feed, seen)
+        return self._enqueued
+
+    @_stack.setter
+    def _stack(self, stack: Any) -> None:
+        self._enqueued = stack
+
+    def _launch(self, chunk: Chunk, feed: Feed, seen: Seen) -> None:
         active, fresh = np.zeros(self.width, bool), np.zeros(self.width, bool)
         first = np.zeros(self.width, np.int64)
-        for row, cursor in zip(done.rows, done.cursors, strict=True):
+        for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
             active[row], fresh[row], first[row] = True, cursor.batch == 0, cursor.step
         self._stack, logs = self._engine.train(self._stack, feed, active, fresh, first)
-        return self._after_batch(Ticket(done, _Launch(logs, time.perf_counter())))
+        seen.launch = Launch(logs, chunk.steps)
+
+    def _launch_epochs(self) -> None:
+        """Launches the whole epochs that wait as one."""
+        assert self._held is not None
+        held = self._held
+        taken = held.taken()
+        active = np.zeros(self.width, bool)
+        active[list(taken[0][0].rows)] = True
+        orders = [
+            np.stack([feed.order for _, feed, _ in taken[part :: len(held.parts)]], axis=1)
+            for part in range(len(held.parts))
+        ]
+        self._enqueued, logs = self._engine.train_epochs(
+            self._enqueued, self._training.nest, orders, active, held.full
+        )
+        launch = Launch(logs, sum(chunk.steps for chunk, _, _ in taken))
+        for position, (_, _, seen) in enumerate(taken):
+            seen.launch, seen.epoch = launch, position // len(held.parts)
 
     def _begin(self, chunk: Chunk) -> dict[int, BaseException]:
         """Training's and the epoch's beginning, for rows that stand there."""
@@ -111,7 +156,7 @@ class StackedFit(FusedSession):
         watched = [row for row in ticket.chunk.rows if self._fits[row].moments.each_batch]
         if not watched:
             return ticket
-        shown = self._engine.read(ticket.payload.logs)
+        shown = self._seen(ticket).read(self._engine)
         chunk, errors = ticket.chunk, {}
         for row in watched:
             cursor = chunk.cursors[chunk.rows.index(row)]
@@ -161,26 +206,35 @@ class StackedFit(FusedSession):
         length = fit.course.length
         if not fit.job.shuffle:
             return np.arange(length)
-        wanted = (fit.job.seed, epoch, length)
-        if self._last is None or self._last[0] != wanted:
-            self._last = (wanted, batch_order(*wanted))
-        return self._last[1]
+        wanted = (fit.job.seed, length, epoch // _SHUFFLED)
+        if wanted not in self._shuffles:
+            if len(self._shuffles) > 2 * self.width:
+                self._shuffles.clear()
+            first = epoch // _SHUFFLED * _SHUFFLED
+            self._shuffles[wanted] = batch_orders(fit.job.seed, range(first, first + _SHUFFLED), length)
+        return self._shuffles[wanted][epoch % _SHUFFLED]
 
     def done(self, ticket: Ticket) -> bool:
-        launch: _Launch | None = ticket.payload
-        if launch is None:
+        if ticket.payload is None:
             return True
+        launch = self._seen(ticket).launch
+        assert launch is not None
         is_ready = self._engine.ready(launch.logs)
-        if is_ready:
-            taken_s = time.perf_counter() - launch.at_s
-            self._step_s = taken_s / ticket.chunk.steps if taken_s > _LONG_S else 0.0
+        if is_ready and self._held is not None:
+            self._held.slow_down(launch)
         return is_ready
+
+    def _seen(self, ticket: Ticket) -> Seen:
+        """What a chunk shows; one that was kept back is enqueued now."""
+        if ticket.payload.launch is None:
+            self._stack  # noqa: B018  # enqueues what waits
+        return ticket.payload
 
     def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
         """Numbers only where an epoch ended: Keras' metrics are of the whole epoch, whatever kind of sum they keep."""
         chunk = ticket.chunk
         is_shown = chunk.ends and ticket.payload is not None
-        shown = self._engine.read(ticket.payload.logs) if is_shown else {}
+        shown = self._seen(ticket).read(self._engine) if is_shown else {}
         return tuple(
             MetricRow(
                 row,
@@ -326,6 +380,8 @@ class StackedFit(FusedSession):
         self._orders = {(moved[row], epoch): o for (row, epoch), o in self._orders.items() if row in moved}
         self._left = {moved[row] for row in kept if row in self._left}
         self._start, self.width = {}, width
+        if self._held is not None:
+            self._held = Held.of(self._held.parts, width)
         return moved
 
     def disturbed(self, row: int) -> str | None:
@@ -338,8 +394,8 @@ class StackedFit(FusedSession):
                 fit.model.set_weights(self._start[row])
 
     def timing(self) -> tuple[float, float]:
-        """A step's time only where launches are so long that others wait for them: each other length has to be compiled."""
-        return self._step_s, self._prepare_s
+        """No step's time: chunks are not cut to a slice, for each other length would have to be compiled."""
+        return 0.0, self._prepare_s
 
     def close(self) -> None:
         self._engine.close()
