@@ -3,6 +3,7 @@
 Nothing is timed to choose a strategy, but where a test asks for it (`trials`): on a busy machine that would choose at random.
 """
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ import torch
 
 from carpool.adapters.torch.fused import StackedSession
 from carpool.adapters.torch.train import TorchAdapter
+
+os.environ.setdefault(
+    "KERAS_BACKEND", "jax"
+)  # a process has one; tests/test_keras_backends.py runs the others
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 @pytest.fixture(autouse=True)

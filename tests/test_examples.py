@@ -18,6 +18,7 @@ SHOWS = {
     "gan.py": "making_loss",
     "lion.py": "lr=0.1,decay=0.1",
     "loaders.py": "queue, wider     completed",
+    "keras_models.py": "evaluated again",
     "own_loop.py": "of the test images read rightly",
 }
 JOBS_FILE = "jobs_file.py"
