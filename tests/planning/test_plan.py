@@ -12,6 +12,7 @@ from carpool.memory.estimate import CHECKED_BYTES, Footprint
 from carpool.planning.cursor import Course
 from carpool.planning.plan import Plan, make_plan
 from carpool.planning.spec import ModelSpec
+from carpool.planning.trials import Trial
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -93,6 +94,23 @@ def test_a_structure_that_does_not_fit_at_once_is_cut_into_even_slices():
     ]
     assert {group.strategy for group in made.groups} == {"fused"}
     assert made.groups[0].reason.endswith("; 3 groups of about 4 fit the memory")
+
+
+@pytest.mark.parametrize(
+    ("room", "refusal", "asked"), [(10, None, [10]), (4, None, [4]), (1, None, []), (10, "no", [])]
+)
+def test_a_trial_is_asked_for_at_the_width_that_runs(room: int, refusal: str | None, asked: list[int]):
+    found: list[int] = []
+
+    def tried(specs: Any) -> Trial:
+        found.append(len(specs))
+        return Trial(len(specs), together_s=1.0, alone_s=1.0)
+
+    free_bytes = 2 * MIB + room * 4 * KIB * 10 // 8
+    made = planned(*(spec(str(i)) for i in range(10)), refusal=refusal, free_bytes=free_bytes, tried=tried)
+    assert found == asked
+    if asked:
+        assert f"a step of {asked[0]} together takes 1 s" in made.groups[0].reason
 
 
 def test_what_fits_is_not_cut():

@@ -1,16 +1,16 @@
-"""The plan: groups, their strategies, their memory, and the reason for each. Made and shown without running anything."""
+"""The plan: groups, their strategies, their memory, and the reason for each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from carpool.memory.budget import check_budgets, check_fits
 from carpool.memory.estimate import Estimate, Footprint, estimate
 from carpool.memory.size import shown
 from carpool.planning.choose import choose_all
 from carpool.planning.cursor import Launches, launches
-from carpool.planning.group import Holds, Refusal, Tried, candidates
+from carpool.planning.group import Candidate, Holds, Refusal, Tried, candidates
 from carpool.planning.spec import ModelSpec
 from carpool.planning.widths import slices, width_limit
 
@@ -83,14 +83,19 @@ def make_plan(
 ) -> Plan:
     """Groups the specs by structure and gives each group its strategy, width and reason."""
     check_fits(specs, free_bytes)
-    found = candidates(specs, refusal, tried)
+    found = candidates(specs, refusal)
     scarce = SCARCE * sum(estimate(candidate.specs).total_bytes for candidate in found) > free_bytes
-    groups: list[Group] = []
-    for candidate, choice in choose_all(found, strategy, holds):
-        measured = footprint(candidate.specs) if scarce or _has_budgets(candidate.specs) else None
+    footprints = [footprint(one.specs) if scarce or _has_budgets(one.specs) else None for one in found]
+    limits = []
+    for candidate, measured in zip(found, footprints, strict=True):
         whole = estimate(candidate.specs, measured)
         check_budgets(candidate.specs, whole)
-        limit = width_limit(whole, free_bytes) if choice.together else 1
+        limits.append(width_limit(whole, free_bytes))
+    found = [_tried(one, limit, tried) for one, limit in zip(found, limits, strict=True)]
+    groups: list[Group] = []
+    chosen = choose_all(found, strategy, holds)
+    for (candidate, choice), measured, widest in zip(chosen, footprints, limits, strict=True):
+        limit = widest if choice.together else 1
         parts = slices(candidate.specs, limit)
         for part in parts:
             cut = (
@@ -100,6 +105,14 @@ def make_plan(
             )
             groups.append(_group(tuple(part), choice.strategy, choice.reason + cut, measured))
     return Plan(tuple(groups), device, free_bytes, rejected or {})
+
+
+def _tried(candidate: Candidate, limit: int, tried: Tried) -> Candidate:
+    """With what a stack of them gains, at the width that it would have."""
+    if candidate.refusal is not None:
+        return candidate
+    widest = slices(candidate.specs, limit)[0]
+    return replace(candidate, trial=tried(widest)) if len(widest) > 1 else candidate
 
 
 def _was_cut(strategy: str, parts: Sequence[object]) -> bool:
