@@ -177,6 +177,39 @@ def test_what_checking_takes_is_bounded():
     assert max(len(group.names) for group in made.groups) * MIB + CHECKED_BYTES <= 96 * MIB
 
 
+SHORT = Footprint(fixed_bytes=3 * MIB, member_bytes=4 * MIB, checked_bytes=MIB)  # 8 MiB for one
+
+
+@pytest.mark.parametrize("strategy", ["auto", "fused", "interleaved", "in_turn"])
+def test_what_does_not_fit_is_not_said_to_fit(strategy: str):
+    made = planned(*map(spec, "abc"), free_bytes=6 * MIB, footprint=lambda _: SHORT, strategy=strategy)
+    told = made.explain()
+    assert (
+        told.count("  does not fit: 2 MiB more than is free; it would be tried with nothing else open") == 3
+    )
+    assert "groups of about" not in told
+    assert {group.strategy for group in made.groups} == {"interleaved" if strategy == "auto" else strategy}
+
+
+def test_one_job_that_does_not_fit_is_told_so_too():
+    told = planned(spec("a"), free_bytes=6 * MIB, footprint=lambda _: SHORT).explain()
+    assert told.count("does not fit: 2 MiB more than is free") == 1
+    fits = planned(spec("a", state_bytes=MIB), free_bytes=9 * MIB, footprint=lambda _: SHORT)
+    assert fits.groups[0].memory.total_bytes == 8 * MIB
+    assert "does not fit" not in fits.explain()
+
+
+def test_jobs_that_fit_one_at_a_time_only_are_not_called_a_stack():
+    large = [spec(name, state_bytes=MIB) for name in "ab"]
+    made = planned(*large, free_bytes=10 * MIB, footprint=lambda _: SHORT)
+    assert [(group.names, group.strategy) for group in made.groups] == [
+        (("a",), "interleaved"),
+        (("b",), "interleaved"),
+    ]
+    assert made.groups[0].reason == "2 jobs of one structure, but no two of them fit the memory stacked"
+    assert "does not fit" not in made.explain()
+
+
 def test_a_job_that_can_never_fit_is_refused_with_what_it_needs_and_what_there_is():
     with pytest.raises(
         BudgetError, match=r"Job 'b': Expected at least 4.0 GiB of memory.* 2.0 GiB available.*Remedy"
