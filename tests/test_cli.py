@@ -120,6 +120,14 @@ def test_plan_says_what_would_run_together(write: Callable[[str], str]) -> None:
     assert "because 2 jobs of one structure" in result.stdout
 
 
+@pytest.mark.usefixtures("trials")
+def test_plan_measures_where_asked(write: Callable[[str], str]) -> None:
+    assert "measured on this device" not in carpool("plan", write(SWEEP), "--device", "cpu").stdout
+    result = carpool("plan", write(SWEEP), "--device", "cpu", "--measure")
+    assert result.exit_code == 0, result.output
+    assert "measured on this device: a step of 2 together takes" in result.stdout
+
+
 def test_train_prints_a_table_and_saves(write: Callable[[str], str], tmp_path: Path) -> None:
     saved = tmp_path / "out"
     result = carpool("train", write(SWEEP), "--device", "cpu", "--save", str(saved), "--verify")

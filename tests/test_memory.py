@@ -1,5 +1,7 @@
 """`memory=` and `budget=` of a run, against a simulated device: a CPU of which so much may be used."""
 
+import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -98,6 +100,16 @@ def test_a_job_that_can_never_fit_is_refused_with_needed_and_available_bytes():
         BudgetError, match=r"Expected at least \d\d\d KiB of memory.*Received: 100 KiB available"
     ):
         carpool.train([job(0, hidden=512)], device="cpu", memory="100KiB", reporters=[])
+
+
+def test_a_plan_for_less_than_one_job_takes_says_so_and_by_how_much():
+    x, y = torch.randn(2000, 64), torch.randint(0, 10, (2000,))
+    wide = [replace(job(seed, x=x, y=y), batch_size=2000) for seed in range(3)]
+    told = carpool.plan(wide, device="cpu", memory="1MiB").explain()
+    assert re.search(r"does not fit: \d+ MiB more than is free", told)
+    assert "groups of about" not in told
+    with pytest.raises(BudgetError, match="1000 B available"):
+        carpool.plan(wide, device="cpu", memory=1000)
 
 
 @pytest.mark.slow

@@ -93,10 +93,18 @@ def train(
 
 
 @app.command()
-def plan(file: File, strategy: Strategy = "auto", device: Device = "auto") -> None:
+def plan(
+    file: File,
+    strategy: Strategy = "auto",
+    device: Device = "auto",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time steps where it is not known yet what is faster.")
+    ] = False,
+) -> None:
     """Show what would run together, and why, without running it."""
     with _one_line_errors():
-        typer.echo(carpool.plan(load_jobs(file), device=device, strategy=strategy).explain())
+        made = carpool.plan(load_jobs(file), device=device, strategy=strategy, measure=measure)
+        typer.echo(made.explain())
 
 
 @app.command()

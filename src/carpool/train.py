@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,7 +60,7 @@ def train(
     """
     _check_options(on_error, compile)
     started = time.perf_counter()
-    prepared = _prepare(jobs, device, strategy, compile, limit(memory), measure=True)
+    prepared = _prepare(jobs, device, strategy, compile, limit(memory), ("holds",))
     with prepared, _Reporting(reporters) as emit, Pause() as pause:
         orders = Orders(prepared.plan.device, strategy, verify, on_error)
         run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit)
@@ -76,8 +76,19 @@ def train(
     return results
 
 
-def plan(jobs: Iterable[Job], *, device: str = "auto", memory: Size = "auto", strategy: str = "auto") -> Plan:
-    """What `train` would do with these jobs, and why. Runs no step.
+def plan(
+    jobs: Iterable[Job],
+    *,
+    device: str = "auto",
+    memory: Size = "auto",
+    strategy: str = "auto",
+    measure: bool = False,
+) -> Plan:
+    """What `train` would do with these jobs, and why. Runs no step, unless asked to.
+
+    `measure=True` measures what `train` would have to measure on the way, as far as it is not remembered: whether a group is faster fused or
+    one by one, and how long a step holds Python's lock. That is done on copies: models, optimizers, random states and loaders are left
+    as they are, and `train` uses the answers. It takes what opening each group takes, with compiling where that would pay in training.
 
     >>> import torch, carpool
     >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
@@ -85,7 +96,8 @@ def plan(jobs: Iterable[Job], *, device: str = "auto", memory: Size = "auto", st
     >>> print(carpool.plan([job], device="cpu").groups[0].reason)
     no other job has its structure
     """
-    with _prepare(jobs, device, strategy, "auto", limit(memory)) as prepared:
+    wanted = ("holds", "trials") if measure else ()
+    with _prepare(jobs, device, strategy, "auto", limit(memory), wanted) as prepared:
         return prepared.plan
 
 
@@ -119,8 +131,9 @@ def _prepare(
     strategy: str,
     compile: str | bool,
     most: Limit,
-    measure: bool = False,
+    measure: Collection[str] = (),
 ) -> _Prepared:
+    """`measure` names what is measured now where it is not remembered: "holds", "trials"."""
     check_strategy(strategy)
     by_name = {str(job.name): job for job in named(jobs)}
     loaded: dict[str, Adapter] = {}
@@ -138,7 +151,7 @@ def _planned(
     strategy: str,
     compile: str | bool,
     most: Limit,
-    measure: bool,
+    measure: Collection[str],
 ) -> _Prepared:
     specs: list[ModelSpec] = []
     rejected: dict[str, BaseException] = {}
@@ -164,11 +177,10 @@ def _planned(
 
     def tried(members: Sequence[ModelSpec]) -> Trial | None:
         fuser = loaded[members[0].adapter].fuser
-        return (
-            fuser.tried([by_name[spec.name] for spec in members])
-            if fuser and strategy in ("auto", "isolated")
-            else None
-        )
+        if fuser is None or strategy not in ("auto", "isolated"):
+            return None
+        here = strategy == "auto" and not any(spec.apart for spec in members)  # a worker tries for itself
+        return fuser.tried([by_name[spec.name] for spec in members], here and "trials" in measure)
 
     def footprint(members: Sequence[ModelSpec]) -> Footprint | None:
         fuser = loaded[members[0].adapter].fuser
@@ -178,7 +190,7 @@ def _planned(
         if strategy != "auto" or where != "cpu" or cores() < 2 or worker.here():
             return None
         held = [by_name[spec.name] for spec in members]
-        found = loaded[members[0].adapter].hold(held[0], measure)
+        found = loaded[members[0].adapter].hold(held[0], "holds" in measure)
         return found if found is not None and all(isolated.is_picklable(job) for job in held) else None
 
     where = next(iter(loaded.values())).device(device)

@@ -154,3 +154,7 @@ def test_the_reason_says_what_was_measured():
         "measured on this device: a step holds Python's interpreter lock for 90 % of its 1e+03 ms, and other jobs wait for it"
     )
     assert choose(replace(long(1), hold=BOUND), "interleaved").strategy == "interleaved"
+    free = "; measured on this device: a step holds Python's interpreter lock for 10 % of its 1e+03 ms"
+    assert choose(replace(long(1), hold=Hold(0.1, 1.0))).reason == "no other job has its structure" + free
+    refused = choose(replace(long(2, refusal="no"), hold=Hold(0.1, 1.0)))
+    assert refused.reason == "cannot be stacked: no" + free

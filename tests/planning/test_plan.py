@@ -12,6 +12,7 @@ from carpool.memory.estimate import CHECKED_BYTES, Footprint
 from carpool.planning.cursor import Course
 from carpool.planning.plan import Plan, make_plan
 from carpool.planning.spec import ModelSpec
+from carpool.planning.trials import Trial
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -95,6 +96,23 @@ def test_a_structure_that_does_not_fit_at_once_is_cut_into_even_slices():
     assert made.groups[0].reason.endswith("; 3 groups of about 4 fit the memory")
 
 
+@pytest.mark.parametrize(
+    ("room", "refusal", "asked"), [(10, None, [10]), (4, None, [4]), (1, None, []), (10, "no", [])]
+)
+def test_a_trial_is_asked_for_at_the_width_that_runs(room: int, refusal: str | None, asked: list[int]):
+    found: list[int] = []
+
+    def tried(specs: Any) -> Trial:
+        found.append(len(specs))
+        return Trial(len(specs), together_s=1.0, alone_s=1.0)
+
+    free_bytes = 2 * MIB + room * 4 * KIB * 10 // 8
+    made = planned(*(spec(str(i)) for i in range(10)), refusal=refusal, free_bytes=free_bytes, tried=tried)
+    assert found == asked
+    if asked:
+        assert f"a step of {asked[0]} together takes 1 s" in made.groups[0].reason
+
+
 def test_what_fits_is_not_cut():
     made = planned(*(spec(str(i)) for i in range(10)))
     assert len(made.groups) == 1
@@ -157,6 +175,39 @@ def test_what_checking_takes_is_bounded():
     )
     assert {group.memory.check_bytes for group in made.groups} == {CHECKED_BYTES}
     assert max(len(group.names) for group in made.groups) * MIB + CHECKED_BYTES <= 96 * MIB
+
+
+SHORT = Footprint(fixed_bytes=3 * MIB, member_bytes=4 * MIB, checked_bytes=MIB)  # 8 MiB for one
+
+
+@pytest.mark.parametrize("strategy", ["auto", "fused", "interleaved", "in_turn"])
+def test_what_does_not_fit_is_not_said_to_fit(strategy: str):
+    made = planned(*map(spec, "abc"), free_bytes=6 * MIB, footprint=lambda _: SHORT, strategy=strategy)
+    told = made.explain()
+    assert (
+        told.count("  does not fit: 2 MiB more than is free; it would be tried with nothing else open") == 3
+    )
+    assert "groups of about" not in told
+    assert {group.strategy for group in made.groups} == {"interleaved" if strategy == "auto" else strategy}
+
+
+def test_one_job_that_does_not_fit_is_told_so_too():
+    told = planned(spec("a"), free_bytes=6 * MIB, footprint=lambda _: SHORT).explain()
+    assert told.count("does not fit: 2 MiB more than is free") == 1
+    fits = planned(spec("a", state_bytes=MIB), free_bytes=9 * MIB, footprint=lambda _: SHORT)
+    assert fits.groups[0].memory.total_bytes == 8 * MIB
+    assert "does not fit" not in fits.explain()
+
+
+def test_jobs_that_fit_one_at_a_time_only_are_not_called_a_stack():
+    large = [spec(name, state_bytes=MIB) for name in "ab"]
+    made = planned(*large, free_bytes=10 * MIB, footprint=lambda _: SHORT)
+    assert [(group.names, group.strategy) for group in made.groups] == [
+        (("a",), "interleaved"),
+        (("b",), "interleaved"),
+    ]
+    assert made.groups[0].reason == "2 jobs of one structure, but no two of them fit the memory stacked"
+    assert "does not fit" not in made.explain()
 
 
 def test_a_job_that_can_never_fit_is_refused_with_what_it_needs_and_what_there_is():

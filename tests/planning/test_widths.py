@@ -33,6 +33,13 @@ def test_data_and_what_the_check_takes_are_not_for_members():
     assert width_limit(member(100, check_bytes=300), free_bytes=1000) == 5
 
 
+def test_a_narrow_stack_takes_less_to_be_checked():
+    checked = Estimate(0, 100, members=8, check_bytes=800, measured=True, checked_bytes=100)
+    assert width_limit(checked, free_bytes=1000) == 4  # 400 and 400, of 900
+    bounded = Estimate(0, 100, members=8, check_bytes=200, measured=True, checked_bytes=100)
+    assert width_limit(bounded, free_bytes=1000) == 7  # 700 and 200
+
+
 def test_a_measured_width_needs_less_headroom():
     assert width_limit(member(100, measured=True), free_bytes=1000) == 9
 

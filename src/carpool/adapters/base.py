@@ -253,8 +253,8 @@ class Fuser(ABC):
         """What a stack of these jobs takes on the device, measured; None where it cannot be."""
         return None
 
-    def tried(self, jobs: Sequence[Job]) -> Trial | None:
-        """What such a stack was measured to gain on this device before, or None."""
+    def tried(self, jobs: Sequence[Job], measure: bool = False) -> Trial | None:
+        """What such a stack gains on this device: remembered, or measured now if asked, without a trace; None where that is not known."""
         return None
 
     @abstractmethod

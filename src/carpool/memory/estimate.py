@@ -34,6 +34,8 @@ class Estimate:
     members: int
     check_bytes: int = 0
     measured: bool = False
+    checked_bytes: int = 0
+    """Of `check_bytes`, what each member adds as long as they are few."""
 
     @property
     def total_bytes(self) -> int:
@@ -46,7 +48,7 @@ def estimate(specs: Sequence[ModelSpec], footprint: Footprint | None = None) -> 
     if footprint is not None:
         member = footprint.checked_bytes
         checked = max(member, min(CHECKED_BYTES, member * count))
-        return Estimate(footprint.fixed_bytes, footprint.member_bytes, count, checked, measured=True)
+        return Estimate(footprint.fixed_bytes, footprint.member_bytes, count, checked, True, member)
     arrays = {key: size for spec in specs for key, size in spec.data}
     largest = max(spec.state_bytes + spec.step_bytes for spec in specs)
     return Estimate(sum(arrays.values()), largest, count)

@@ -61,7 +61,7 @@ def _cannot_stack(candidate: Candidate, strategy: str) -> Choice | None:
             f"Cannot fuse {names}{', ...' if len(candidate.specs) > 3 else ''}: {candidate.refusal}. "
             'Remedy: change that, or pass strategy="auto" to let them run interleaved.'
         )
-    return Choice("interleaved", f"cannot be stacked: {candidate.refusal}")
+    return Choice("interleaved", f"cannot be stacked: {candidate.refusal}{_and_hold(candidate)}")
 
 
 def _alone(candidate: Candidate, strategy: str) -> Choice | None:
@@ -74,7 +74,7 @@ def _alone(candidate: Candidate, strategy: str) -> Choice | None:
             f"Cannot fuse {first.name!r}: no other job has its structure{why}. "
             'Remedy: align the structures, or pass strategy="auto" to let it run interleaved.'
         )
-    return Choice("interleaved", f"no other job has its structure{why}")
+    return Choice("interleaved", f"no other job has its structure{why}{_and_hold(candidate)}")
 
 
 def _slower_together(candidate: Candidate, strategy: str) -> Choice | None:
@@ -82,6 +82,11 @@ def _slower_together(candidate: Candidate, strategy: str) -> Choice | None:
     if trial is None or trial.pays or strategy == "fused":
         return None
     return Choice("interleaved", f"measured on this device: {trial}")
+
+
+def _and_hold(candidate: Candidate) -> str:
+    """Of jobs that were measured and stay: how much of a step holds Python's lock."""
+    return f"; measured on this device: {candidate.hold}" if candidate.hold is not None else ""
 
 
 def _stack(candidate: Candidate, strategy: str) -> Choice | None:

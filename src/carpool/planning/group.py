@@ -19,7 +19,7 @@ class Candidate:
     """Specs of one structure, with what the chooser needs to know about them.
 
     `refusal` is why they cannot be stacked (None: they can). `stranger` says how they differ from the structure
-    most jobs have, for the sentence about a job that is alone with its own. `trial` is what was measured before.
+    most jobs have, for the sentence about a job that is alone with its own. `trial` is what was measured, before or just now.
     """
 
     specs: tuple[ModelSpec, ...]
@@ -30,10 +30,8 @@ class Candidate:
     """How much of their step holds Python's lock, where there are other jobs that it would hold up."""
 
 
-def candidates(
-    specs: Sequence[ModelSpec], refusal: Refusal, tried: Tried = lambda specs: None
-) -> tuple[Candidate, ...]:
-    """The specs by structure. `refusal` and `tried` are asked once for each structure with more than one job."""
+def candidates(specs: Sequence[ModelSpec], refusal: Refusal) -> tuple[Candidate, ...]:
+    """The specs by structure. `refusal` is asked once for each structure with more than one job."""
     by_structure: dict[tuple[str, Signature], list[ModelSpec]] = {}
     for spec in specs:
         by_structure.setdefault((spec.adapter, spec.signature), []).append(spec)
@@ -45,7 +43,6 @@ def candidates(
             stranger=None
             if members is largest
             else f"differs from {largest[0].name!r}: {difference(largest[0], members[0])}",
-            trial=tried(members) if len(members) > 1 else None,
         )
         for members in by_structure.values()
     )

@@ -1,16 +1,16 @@
-"""The plan: groups, their strategies, their memory, and the reason for each. Made and shown without running anything."""
+"""The plan: groups, their strategies, their memory, and the reason for each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from carpool.memory.budget import check_budgets, check_fits
 from carpool.memory.estimate import Estimate, Footprint, estimate
 from carpool.memory.size import shown
-from carpool.planning.choose import choose_all
+from carpool.planning.choose import Choice, choose_all
 from carpool.planning.cursor import Launches, launches
-from carpool.planning.group import Holds, Refusal, Tried, candidates
+from carpool.planning.group import Candidate, Holds, Refusal, Tried, candidates
 from carpool.planning.spec import ModelSpec
 from carpool.planning.widths import slices, width_limit
 
@@ -59,7 +59,7 @@ class Plan:
         lines = [f"{_count(jobs, 'job')} in {_count(len(self.groups), 'group')} on {self.device}"]
         lines[0] += f"; {shown(self.data_bytes)} of data, held once; {shown(self.free_bytes)} free"
         for number, group in enumerate(self.groups):
-            lines += _paragraph(number, group)
+            lines += _paragraph(number, group, self.free_bytes)
         lines += [
             f"cannot run: {name}: {type(error).__name__}: {error}" for name, error in self.rejected.items()
         ]
@@ -83,27 +83,43 @@ def make_plan(
 ) -> Plan:
     """Groups the specs by structure and gives each group its strategy, width and reason."""
     check_fits(specs, free_bytes)
-    found = candidates(specs, refusal, tried)
+    found = candidates(specs, refusal)
     scarce = SCARCE * sum(estimate(candidate.specs).total_bytes for candidate in found) > free_bytes
-    groups: list[Group] = []
-    for candidate, choice in choose_all(found, strategy, holds):
-        measured = footprint(candidate.specs) if scarce or _has_budgets(candidate.specs) else None
+    footprints = [footprint(one.specs) if scarce or _has_budgets(one.specs) else None for one in found]
+    limits = []
+    for candidate, measured in zip(found, footprints, strict=True):
         whole = estimate(candidate.specs, measured)
         check_budgets(candidate.specs, whole)
-        limit = width_limit(whole, free_bytes) if choice.together else 1
-        parts = slices(candidate.specs, limit)
+        limits.append(width_limit(whole, free_bytes))
+    found = [_tried(one, limit, tried) for one, limit in zip(found, limits, strict=True)]
+    groups: list[Group] = []
+    chosen = choose_all(found, strategy, holds)
+    for (candidate, choice), measured, widest in zip(chosen, footprints, limits, strict=True):
+        if choice.strategy == "fused" and widest == 1:
+            choice = _one_at_a_time(candidate, strategy)
+        parts = slices(candidate.specs, widest if choice.together else 1)
         for part in parts:
             cut = (
                 f"; {len(parts)} groups of about {len(part)} fit the memory"
-                if _was_cut(choice.strategy, parts)
+                if choice.strategy == "fused" and len(parts) > 1 and widest > 1
                 else ""
             )
             groups.append(_group(tuple(part), choice.strategy, choice.reason + cut, measured))
     return Plan(tuple(groups), device, free_bytes, rejected or {})
 
 
-def _was_cut(strategy: str, parts: Sequence[object]) -> bool:
-    return strategy == "fused" and len(parts) > 1
+def _tried(candidate: Candidate, limit: int, tried: Tried) -> Candidate:
+    """With what a stack of them gains, at the width that it would have."""
+    if candidate.refusal is not None:
+        return candidate
+    widest = slices(candidate.specs, limit)[0]
+    return replace(candidate, trial=tried(widest)) if len(widest) > 1 else candidate
+
+
+def _one_at_a_time(candidate: Candidate, strategy: str) -> Choice:
+    """A stack of one is no stack; where fused was asked for, it is one all the same."""
+    reason = f"{len(candidate.specs)} jobs of one structure, but no two of them fit the memory stacked"
+    return Choice("fused" if strategy == "fused" else "interleaved", reason)
 
 
 def _has_budgets(specs: Sequence[ModelSpec]) -> bool:
@@ -116,16 +132,20 @@ def _group(specs: tuple[ModelSpec, ...], strategy: str, reason: str, footprint: 
     )
 
 
-def _paragraph(number: int, group: Group) -> list[str]:
+def _paragraph(number: int, group: Group, free_bytes: int) -> list[str]:
     counts = ", ".join(f"{n} of batch {size}" for size, n in group.launches.by_size.items())
     useful = 100 * group.launches.useful / max(1, group.launches.launched)
-    return [
+    lines = [
         f"group {number}: {group.strategy}, {_count(len(group.specs), 'job')}: {_names(group.names)}",
         f"  because {group.reason}",
         f"  {shown(group.memory.total_bytes)} {'measured' if group.memory.measured else 'expected'}"
         f" ({shown(group.memory.member_bytes)} a member); launches: {counts}"
         f"; {useful:.0f} % of launched member-steps are useful",
     ]
+    if group.memory.total_bytes > free_bytes:
+        short = shown(group.memory.total_bytes - free_bytes)
+        lines.append(f"  does not fit: {short} more than is free; it would be tried with nothing else open")
+    return lines
 
 
 def _names(names: Sequence[str]) -> str:

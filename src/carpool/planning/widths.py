@@ -19,8 +19,10 @@ _MEASURED_HEADROOM = 0.9  # where it is measured: all but the allocator's own wa
 def width_limit(whole: Estimate, free_bytes: int) -> int:
     """The widest stack of such members that the free memory should hold, at least 1."""
     headroom = _MEASURED_HEADROOM if whole.measured else _HEADROOM
-    room = int((free_bytes - whole.fixed_bytes) * headroom) - whole.check_bytes
-    return max(1, room // max(1, whole.member_bytes))
+    room = int((free_bytes - whole.fixed_bytes) * headroom)
+    many = (room - whole.check_bytes) // max(1, whole.member_bytes)
+    few = room // max(1, whole.member_bytes + whole.checked_bytes)  # a narrow stack takes less to be checked
+    return max(1, many, few if 0 < few * whole.checked_bytes <= whole.check_bytes else 1)
 
 
 def slices(members: Sequence[T], limit: int) -> list[Sequence[T]]:

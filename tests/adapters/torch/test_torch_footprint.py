@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import carpool
-from carpool.adapters.torch.footprint import Live
+from carpool.adapters.torch.footprint import Live, peak_bytes
 from carpool.adapters.torch.train import TorchAdapter
 from carpool.memory.estimate import estimate
 from carpool.planning.cursor import Cursor, cut
@@ -197,3 +198,50 @@ def test_a_simulated_device_runs_full():
         with pytest.raises(torch.OutOfMemoryError, match="8000 bytes needed, 6000 available"):
             _ = held + 1
         held.add_(1)  # and goes on when there is room
+
+
+def convolved(device):
+    """Bytes of a convolution's input, weight and output, and what it is predicted to take, on a device that is only named."""
+    with FakeTensorMode():
+        x, weight = torch.empty(4, 3, 8, 8, device=device), torch.empty(5, 3, 3, 3, device=device)
+        held = x.nbytes + weight.nbytes + F.conv2d(x, weight).nbytes
+        return held, peak_bytes(F.conv2d, [x, weight])
+
+
+def test_on_a_gpu_a_convolution_may_copy_its_tensors():
+    held, peak = convolved("cuda")
+    assert peak == 2 * held
+
+
+def test_on_a_cpu_a_convolution_copies_nothing():
+    held, peak = convolved("cpu")
+    assert peak == held
+
+
+def test_the_backward_pass_of_a_convolution_may_copy_all_it_reads_and_makes():
+    with FakeTensorMode():
+        x, weight, grad = (
+            torch.empty(shape, device="cuda") for shape in ((4, 3, 8, 8), (5, 3, 3, 3), (4, 5, 6, 6))
+        )
+        held = x.nbytes + weight.nbytes + grad.nbytes
+
+        def backward(x, weight, grad):
+            return torch.ops.aten.convolution_backward(
+                grad, x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]
+            )
+
+        made = x.nbytes + weight.nbytes  # the gradients
+        assert peak_bytes(backward, [x, weight, grad]) == 2 * (held + made)
+
+
+def test_what_a_convolution_copies_is_gone_when_it_is_done():
+    with FakeTensorMode(), Live(fake=True) as live:
+        x, weight = torch.empty(4, 3, 8, 8, device="cuda"), torch.empty(5, 3, 3, 3, device="cuda")
+        made = F.conv2d(x, weight)
+        assert live.live_bytes == x.nbytes + weight.nbytes + made.nbytes
+
+
+def test_other_operations_on_a_gpu_copy_nothing():
+    with FakeTensorMode():
+        x = torch.empty(1000, device="cuda")
+        assert peak_bytes(lambda x: x + 1, [x]) == 8000

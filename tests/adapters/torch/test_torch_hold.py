@@ -78,6 +78,16 @@ def test_jobs_that_hold_the_lock_are_isolated_by_measurement_and_it_is_remembere
 
 
 @pytest.mark.usefixtures("trials")
+def test_a_plan_that_measures_isolates_them_too_and_training_does_not_measure_again(short):
+    made = [job(2), job(3)]
+    assert strategies(carpool.plan(made, device="cpu", measure=True)) == ["isolated", "isolated"]
+    assert len(short) == 2
+    results = carpool.train(made, device="cpu", reporters=[])
+    assert len(short) == 2
+    assert {result.strategy for result in results} == {"isolated"}
+
+
+@pytest.mark.usefixtures("trials")
 @pytest.mark.parametrize(
     "case", ["one job", "one core", "too short", "lock released", "cannot be pickled", "asked otherwise"]
 )

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from carpool import recall
 from carpool.adapters.base import Fuser, Prepared
+from carpool.adapters.loop.ambient import Ambient
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Built
@@ -33,7 +34,7 @@ from carpool.job import Job
 from carpool.kernels.convolve import MOST_UNROLLED
 from carpool.kernels.updates import UNFUSED, UPDATES
 from carpool.memory.estimate import Footprint
-from carpool.planning.cursor import Course
+from carpool.planning.cursor import Course, Cursor, cut
 from carpool.planning.spec import Signature
 from carpool.planning.trials import Trial
 
@@ -109,9 +110,29 @@ class TorchFuser(Fuser):
             empty = [torch.empty_like(tensor) for tensor in tensors.values()]
             return peak_bytes(traced, empty), stack.checked_bytes(tensors)
 
-    def tried(self, jobs: Sequence[Job]) -> Trial | None:
+    def tried(self, jobs: Sequence[Job], measure: bool = False) -> Trial | None:
         known = [self._known(job) for job in jobs]
-        return recall.remembered(pace_key(known[0], len(known), self._device()))
+        found = recall.remembered(pace_key(known[0], len(known), self._device()))
+        if found is not None or not measure or isinstance(known[0].built.data, Streamed):
+            return found  # a stream's batches would be gone
+        try:
+            with Ambient(known[0].built.job.seed).inside():
+                return self._tried(jobs, known)
+        except Exception:  # what raises here raises again in training, and is told there
+            return None
+
+    def _tried(self, jobs: Sequence[Job], known: Sequence[Known]) -> Trial | None:
+        """The trial that training would make before its first step, in a stack that is thrown away."""
+        supplies = {row: member.course.supply(0) for row, member in enumerate(known)}
+        chunk = cut(supplies, dict.fromkeys(supplies, Cursor()), max_steps=1)
+        if chunk is None:
+            return None
+        session = self.open(jobs, len(jobs), self._device())
+        try:
+            with session.turn():
+                return session.trial(chunk)
+        finally:
+            session.close()
 
     def open(
         self, jobs: Sequence[Job], width: int, device: str, prepared: Prepared = lambda *_: None
