@@ -50,7 +50,7 @@ DATA = {name: data(name) for name in SHAPES}
 
 def in_turn(models: dict[str, keras.Model], epochs: int) -> None:
     for name, model in models.items():
-        model.fit(*DATA[name], epochs=epochs, batch_size=BATCH, verbose=0)
+        model.fit(*DATA[name], epochs=epochs, batch_size=BATCH, verbose=0)  # type: ignore
 
 
 def together(models: dict[str, keras.Model], epochs: int) -> None:

@@ -25,5 +25,7 @@ y = {name: random.integers(0, classes, samples) for name, (samples, _, classes) 
 
 results = carpool.fit(models, x=carpool.each(**x), y=carpool.each(**y), epochs=5, validation_split=0.2)
 for result in results:
-    print(f"{result.name:8} val_loss {result.history['val_loss'][-1]:.3f}, evaluated again:", end=" ")
-    print(f"{models[result.name].evaluate(x[result.name], y[result.name], verbose=0)[0]:.3f} on all samples")
+    loss, accuracy = models[result.name].evaluate(x[result.name], y[result.name], verbose=0)  # type: ignore
+    print(
+        f"{result.name:8} val_loss {result.history['val_loss'][-1]:.3f}, evaluated again on all: {loss:.3f}"
+    )
