@@ -79,6 +79,7 @@ def test_only_an_adapter_imports_its_framework(path: Path):
         "adapters/keras/"
     ):  # an engine imports its backend, the rest of the adapter Keras alone
         engine = path.name.removesuffix("_engine.py") if path.name.endswith("_engine.py") else "keras"
+        engine = "torch" if path.name.startswith("torch_") else engine
         allowed = {"keras", engine}
     assert tops(path) & FRAMEWORKS <= allowed
 

@@ -173,6 +173,42 @@ def _exponential_(key: Keyed, input: torch.Tensor, lambd: float = 1.0, **_: Any)
     return input.copy_(-torch.log1p(-key.uniform(input.shape, input.device)) / lambd)
 
 
+def _normal(
+    key: Keyed,
+    mean: Any,
+    std: Any = 1.0,
+    size: Any = None,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    **_: Any,
+) -> torch.Tensor:
+    given = next((one for one in (mean, std) if isinstance(one, torch.Tensor)), None)
+    if given is not None:
+        shape = torch.broadcast_shapes(*(one.shape for one in (mean, std) if isinstance(one, torch.Tensor)))
+        return key.normal(shape, given.device, given.dtype) * std + mean
+    place, kind = device or torch.get_default_device(), dtype or torch.get_default_dtype()
+    return (key.normal(tuple(size), place) * std + mean).to(kind)
+
+
+def _randint(
+    key: Keyed,
+    *bounds: Any,
+    low: Any = 0,
+    high: Any = None,
+    size: Any = None,
+    dtype: Any = None,
+    device: Any = None,
+    **_: Any,
+) -> torch.Tensor:
+    """Numbers below 2**24 apart: 24 bits decide."""
+    given = [*bounds] if size is None else [*bounds, size]
+    size = given.pop()
+    low, high = given if len(given) == 2 else (low, given[0] if given else high)
+    made = key.uniform(tuple(size), device or torch.get_default_device()) * (high - low)
+    return (made.floor() + low).to(dtype or torch.int64)
+
+
 def _gumbel_softmax(
     key: Keyed, logits: torch.Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> torch.Tensor:
@@ -197,6 +233,8 @@ _SAMPLERS: dict[Any, Callable[..., torch.Tensor]] = {
     torch.randn: _sized(Keyed.normal),
     torch.rand_like: _like(Keyed.uniform),
     torch.randn_like: _like(Keyed.normal),
+    torch.normal: _normal,
+    torch.randint: _randint,
     torch.bernoulli: _bernoulli,
     torch.Tensor.bernoulli: _bernoulli,
     torch.Tensor.bernoulli_: _bernoulli_,

@@ -17,7 +17,7 @@ from torch import _VF
 from torch._C import _functorch as functorch  # type: ignore[attr-defined]
 from torch.nn.modules import transformer
 
-from carpool.kernels import attention, checkpoint, convolve, linear, normalise, recurrent
+from carpool.kernels import attention, checkpoint, convolve, foreach, linear, normalise, recurrent
 from carpool.kernels.open import opened
 from carpool.kernels.patch import patched
 from carpool.kernels.random import Keyed
@@ -32,6 +32,7 @@ ALONE: Operators = {
     torch.gru: recurrent.with_dropout(torch.gru),
     torch.rnn_tanh: recurrent.with_dropout(torch.rnn_tanh),
     torch.rnn_relu: recurrent.with_dropout(torch.rnn_relu),
+    **foreach.SCALED,
 }
 
 STACKED: Operators = {
@@ -53,6 +54,7 @@ STACKED: Operators = {
     F.conv_transpose3d: convolve.transposed(3),
     F.bilinear: linear.bilinear,
     F.embedding_bag: linear.embedding_bag,
+    **foreach.EACH,
 }
 
 _UNSEEN = ((transformer, {"_detect_is_causal_mask": attention.stated_causal}),)

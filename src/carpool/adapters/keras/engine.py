@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,14 @@ class Engine(ABC):
         return None
 
     @classmethod
+    def trial(cls, models: Sequence[Any], batch: Any, length: int, key: Any) -> str | None:
+        """Why a program for these models of one structure cannot be made, found by beginning one; None where that is known otherwise.
+
+        `batch` is a nest of arrays, `length` how many samples their pool will hold, `key` names the structure.
+        """
+        return None
+
+    @classmethod
     def is_full(cls, error: BaseException) -> bool:
         """Whether an error says that a device has no memory left."""
         return isinstance(error, MemoryError)
@@ -64,6 +73,10 @@ class Engine(ABC):
 
         `seeds` are the jobs' own, for a backend whose random numbers are keyed by them.
         """
+
+    def turn(self) -> AbstractContextManager[object]:
+        """What everything that is asked of the session happens in: its own stream, on a device that has streams."""
+        return nullcontext()
 
     @abstractmethod
     def stack(self) -> Stacked:

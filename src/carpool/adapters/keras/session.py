@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,9 @@ class StackedFit(FusedSession):
         self._prepare_s = 0.0
         self._prepared = prepared
         self._prepare()
+
+    def turn(self) -> AbstractContextManager[object]:
+        return self._engine.turn()
 
     def _prepare(self) -> None:
         """Programs for the shapes that the first epochs will ask for, made side by side."""

@@ -58,7 +58,11 @@ class KerasAdapter(Adapter):
         fit = read(job, model)
         fit.own = fit.own or self._engine.refusal(model)
         self._fits[job] = fit
-        made = self._signatures[job] = signature(fit)
+        made = signature(fit)
+        if fit.own is None and (found := self._engine.trial([model], *_trial([fit], job), made)) is not None:
+            fit.own = found
+            made = signature(fit)
+        self._signatures[job] = made
         held = (*model.variables, *model.optimizer.variables)
         data = () if fit.training is None else ((fit.training.key, fit.training.nbytes),)
         return ModelSpec(
@@ -135,13 +139,23 @@ class KerasFuser(Fuser):
     def refusal(self, jobs: Sequence[Job]) -> str | None:
         fits = [self._adapter.fit(job) for job in jobs]
         own = next((fit.own for fit in fits if fit.own is not None), None)
-        return own or engine().stack_refusal([fit.model for fit in fits])
+        models = [fit.model for fit in fits]
+        if (found := own or engine().stack_refusal(models)) is not None:
+            return found
+        return engine().trial(models, *_trial(fits, jobs[0]), self._adapter.key(jobs[0]))
 
     def open(
         self, jobs: Sequence[Job], width: int, device: str, prepared: Prepared = lambda *_: None
     ) -> StackedFit:
         fits = [self._adapter.fit(job) for job in jobs]
         return StackedFit(fits, engine(), device, self._adapter.key(jobs[0]), prepared)
+
+
+def _trial(fits: Sequence[Fit], job: Job) -> tuple[Any, int]:
+    """The first batch, and how many samples the members' pool will hold."""
+    held = {fit.training.key: fit.training for fit in fits if fit.training is not None}
+    first = next(iter(held.values()))
+    return first.batch(job.batch_size), sum(data.length for data in held.values())
 
 
 def _made(job: Job) -> Any:

@@ -59,12 +59,19 @@ def compile_guess_s(device: str, nodes: int = 0) -> float:
 class Program:
     """One step bound to a session's tensors. `run` enqueues it; nothing waits."""
 
-    def __init__(self, step: Callable[[Tensors], None], tensors: Tensors, key: Hashable) -> None:
+    def __init__(
+        self,
+        step: Callable[[Tensors], None],
+        tensors: Tensors,
+        key: Hashable,
+        finish: Callable[[GraphModule], None] = lambda _: None,
+    ) -> None:
+        """`finish` works over a step that was traced, once."""
         self._tensors = tensors
         self._inputs = list(tensors.values())
         self._device = self._inputs[0].device
         started = time.perf_counter()
-        self._ready = _remembered((key, _shapes(tensors), flags()), lambda: _trace(step, tensors))
+        self._ready = _remembered((key, _shapes(tensors), flags()), lambda: _trace(step, tensors, finish))
         self._call = self._ready.best
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._begun: int | None = None
@@ -118,6 +125,15 @@ class Program:
                 self._graph(size).replay()
                 steps -= size
 
+    def capture(self, steps: int) -> None:
+        """Captures what so many steps take, on a device that captures; that runs a step with no row active."""
+        for size in _sizes(steps) if self._device.type == "cuda" else ():
+            self._graph(size)
+
+    def captured(self, steps: int) -> bool:
+        """Whether nothing is left to be captured for so many steps."""
+        return self._device.type != "cuda" or all(size in self._graphs for size in _sizes(steps))
+
     def whole(self) -> bool:
         """Whether a launch that raised had written nothing yet. A captured one allocates, and raises, before it runs."""
         return self._begun is None or self._begun == self._writes()
@@ -158,7 +174,9 @@ class Program:
             counter.copy_(at)
 
 
-def _trace(step: Callable[[Tensors], None], tensors: Tensors) -> _Ready:
+def _trace(
+    step: Callable[[Tensors], None], tensors: Tensors, finish: Callable[[GraphModule], None]
+) -> _Ready:
     names = list(tensors)
 
     def flat(*inputs: Tensor) -> None:
@@ -166,6 +184,7 @@ def _trace(step: Callable[[Tensors], None], tensors: Tensors) -> _Ready:
 
     traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors.values())
     traced.graph.eliminate_dead_code()
+    finish(traced)
     traced.recompile()
     return _Ready(traced)
 
@@ -181,9 +200,19 @@ def reproducible() -> Iterator[None]:
         torch.backends.cudnn.deterministic = before
 
 
-def trace_only(step: Callable[[Tensors], None], tensors: Tensors, key: Hashable) -> GraphModule:
+def _sizes(steps: int) -> list[int]:
+    whole, rest = divmod(steps, STEPS_PER_GRAPH)
+    return [STEPS_PER_GRAPH] * bool(whole) + [1] * bool(rest)
+
+
+def trace_only(
+    step: Callable[[Tensors], None],
+    tensors: Tensors,
+    key: Hashable,
+    finish: Callable[[GraphModule], None] = lambda _: None,
+) -> GraphModule:
     """Traces a step and remembers it; raises what tracing raises."""
-    return _remembered((key, _shapes(tensors), flags()), lambda: _trace(step, tensors)).traced
+    return _remembered((key, _shapes(tensors), flags()), lambda: _trace(step, tensors, finish)).traced
 
 
 def _remembered(key: Hashable, make: Callable[[], _Ready]) -> _Ready:
