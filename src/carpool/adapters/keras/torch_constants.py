@@ -5,6 +5,7 @@ On a GPU this is more than speed: a number that has to come from the host cannot
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -48,13 +49,11 @@ def host_reads(traced: GraphModule) -> str | None:
     return None
 
 
-def held(traced: GraphModule) -> bool:
-    """Whether the step holds tensors that are not its inputs, such as a layer's that is no variable; to be asked before `fold`."""
-    lifting = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
-    return any(
-        node.op == "get_attr" and any(user.target not in lifting for user in node.users)
-        for node in traced.graph.nodes
-    )
+def holds(traced: GraphModule, tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether the step holds one of these, which are not among its inputs; to be asked before `fold`."""
+    places = {tensor.data_ptr() for tensor in tensors}
+    held = [getattr(traced, str(node.target), None) for node in traced.graph.nodes if node.op == "get_attr"]
+    return any(isinstance(one, torch.Tensor) and one.data_ptr() in places for one in held)
 
 
 def _is_pure(node: Node) -> bool:

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 
-from carpool.adapters.keras.torch_constants import fold, held, host_reads
+from carpool.adapters.keras.torch_constants import fold, holds, host_reads
 from carpool.adapters.keras.torch_scope import batchable, on_the_device
 from carpool.adapters.keras.torch_state import Layout, State
 from carpool.adapters.keras.torch_step import Step, Values, depended, results, test_step, train_step
@@ -196,10 +196,21 @@ def _finish(traced: GraphModule) -> None:
     fold(traced)
 
 
-def _alike(traced: GraphModule) -> None:
-    if held(traced):
-        raise Holding("it holds tensors that are no variables")
-    _finish(traced)
+def _alike(model: Any) -> Callable[[GraphModule], None]:
+    """What a regularizer or a loss holds is said by its config, and the same in all models of a structure; a layer's may be adapted."""
+    own = [
+        part
+        for layer in model._flatten_layers()
+        for part in tree.flatten([v for v in vars(layer).values() if isinstance(v, Tensor | list | tuple)])
+        if isinstance(part, Tensor)
+    ]
+
+    def finish(traced: GraphModule) -> None:
+        if holds(traced, own):
+            raise Holding("a layer of it holds tensors that are no variables")
+        _finish(traced)
+
+    return finish
 
 
 def attempt(
@@ -216,15 +227,16 @@ def attempt(
     `samples` is a nest of placed arrays of one sample each, `shape` how many the pool will hold and how many a batch.
     """
     length, size = shape
-    leaves = [leaf.expand(length, *leaf.shape[1:]) for leaf in tree.flatten(samples) if leaf is not None]
     layout = Layout(model)
-    made = tensors(layout, layout.empty(width, device), leaves, size)
-    trace_only(
-        stack_step(model, layout, "train", samples, size, width, device),
-        made,
-        (key, "train"),
-        _alike if is_shared else _finish,
-    )
+    step = stack_step(model, layout, "train", samples, size, width, device)
+    with FakeTensorMode(allow_non_fake_inputs=True):  # nothing is allocated
+        leaves = [
+            torch.empty(length, *leaf.shape[1:], dtype=leaf.dtype, device=device)
+            for leaf in tree.flatten(samples)
+            if leaf is not None
+        ]
+        made = tensors(layout, layout.empty(width, device), leaves, size)
+    trace_only(step, made, (key, "train"), _alike(model) if is_shared else _finish)
 
 
 def _upload(target: Tensor, array: np.ndarray) -> None:
