@@ -143,6 +143,10 @@ class Engine(ABC):
     def narrow(self, stacked: Stacked, rows: Sequence[int]) -> Stacked:
         """A stack of these rows alone; the engine's rows are these from now on."""
 
+    def revert(self, row: int) -> None:
+        """Gives the row's model back what it came with, where programs write into the models themselves."""
+        return
+
     def step_alone(self, row: int, feed: Feed) -> Mapping[str, Any] | None:
         """The row's model's own first step, by Keras' ordinary way: trainable variables and logs after it. None where that says nothing.
 

@@ -86,13 +86,14 @@ class OwnFit(Session):
         self._pause.acquire()
         ends = chunk.rows if self._logs is not None else ()
         done = Chunk(chunk.rows, chunk.cursors, 1, self._steps, ends)
-        ticket = Ticket(done, self._logs, final=self._is_over)
+        ticket = Ticket(done, self._logs, final=self._is_over and self._error is None)
         if self._error is not None:
             raise StepFailure(ticket, {chunk.rows[0]: self._error}) from self._error
         return ticket
 
     def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
-        sums = {name: float(value) for name, value in (ticket.payload or {}).items()}
+        shown = (ticket.payload or {}).items()  # Keras' own History holds those that are no numbers
+        sums = {name: float(value) for name, value in shown if np.ndim(value) == 0}
         return (MetricRow(0, ticket.chunk.steps, len(ticket.chunk.ends), sums),)
 
     def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:

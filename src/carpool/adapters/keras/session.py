@@ -393,8 +393,10 @@ class StackedFit(FusedSession):
     def abandon(self) -> None:
         """Models that no callback has seen still hold what they came with."""
         for row, fit in self._fits.items():
-            if row in self._start and row not in self._left:
-                fit.model.set_weights(self._start[row])
+            if row not in self._left:
+                self._engine.revert(row)
+                if row in self._start:
+                    fit.model.set_weights(self._start[row])
 
     def timing(self) -> tuple[float, float]:
         """No step's time: chunks are not cut to a slice, for each other length would have to be compiled."""
