@@ -158,6 +158,12 @@ OPTIMIZERS = {
 
 
 @pytest.fixture(autouse=True)
+def whole_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU convolutions round to TF32 unless they are told not to."""
+    monkeypatch.setattr("torch.backends.cudnn.allow_tf32", False)
+
+
+@pytest.fixture(autouse=True)
 def no_own_fit(monkeypatch):
     """Nothing here may quietly train by the model's own `fit`."""
 

@@ -151,8 +151,11 @@ class Program:
     def _captured(self, steps: int) -> torch.cuda.CUDAGraph:
         self._idle(self._call)  # what is set up at a first call must not be captured
         graph = torch.cuda.CUDAGraph()
-        # Other threads may copy batches meanwhile. Replays of one program follow one another, so they share a pool.
-        capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        # Other threads may copy batches meanwhile. Replays of one program follow one another, so they share a pool. Captured on
+        # torch's own stream for that, all sessions' graphs would share cuBLAS's workspace, and they replay at the same time.
+        stream = torch.cuda.current_stream()
+        own = None if stream == torch.cuda.default_stream() else stream
+        capture = torch.cuda.graph(graph, self._pool, own, capture_error_mode="thread_local")
         with torch.autocast("cuda", enabled=False), reproducible(), capture:
             for _ in range(steps):
                 self._call(*self._inputs)
