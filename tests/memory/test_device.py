@@ -65,15 +65,15 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch):
     assert device.gpus() == ()
 
 
-def test_every_gpu_is_listed_and_the_driver_closed(two_gpus: Driver):
-    assert device.gpus() == (SMALL, LARGE)
-    assert (two_gpus.opened, two_gpus.closed) == (1, 1)
+def test_every_gpu_is_listed_and_the_driver_stays_open_once(two_gpus: Driver):
+    assert device.gpus() == device.gpus() == (SMALL, LARGE)
+    assert (two_gpus.opened, two_gpus.closed) == (3, 2)
 
 
 def test_a_gpu_is_read_by_its_number(two_gpus: Driver):
     assert device.read("cuda:1") == LARGE
     assert device.read("cuda") == device.read("cuda:0") == SMALL
-    assert two_gpus.opened == two_gpus.closed == 3
+    assert (two_gpus.opened, two_gpus.closed) == (4, 3)
 
 
 @pytest.mark.parametrize(

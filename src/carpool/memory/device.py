@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pynvml
 
@@ -61,8 +63,15 @@ def _handle_memory(index: int) -> DeviceMemory:
     return DeviceMemory(str(pynvml.nvmlDeviceGetName(handle)), int(info.total), int(info.free))
 
 
+@cache
+def _stay_open(driver: Any) -> None:
+    """Opening the driver's library takes a while the first time only, for as long as somebody has it open."""
+    driver.nvmlInit()
+
+
 @contextmanager
 def _nvml():
+    _stay_open(pynvml)
     pynvml.nvmlInit()
     try:
         yield
