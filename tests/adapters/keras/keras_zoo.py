@@ -42,7 +42,7 @@ MODELS: dict[str, tuple[tuple[int, ...], Callable[[], list[Any]]]] = {
     "group norm": ((4, 6), lambda: [layers.GroupNormalization(2), layers.Flatten()]),
     "conv1d": ((8, 3), lambda: [layers.Conv1D(4, 3, activation="relu"), layers.GlobalAveragePooling1D()]),
     "conv2d": ((6, 6, 2), lambda: [layers.Conv2D(3, 3), layers.MaxPooling2D(), layers.Flatten()]),
-    "conv3d": ((4, 4, 4, 1), lambda: [layers.Conv3D(2, 2), layers.AveragePooling3D(), layers.Flatten()]),
+    "conv3d": ((4, 4, 4, 1), lambda: [layers.Conv3D(2, 2), layers.AveragePooling3D(2), layers.Flatten()]),
     "separable": (
         (6, 6, 2),
         lambda: [layers.SeparableConv2D(3, 3), layers.DepthwiseConv2D(2), layers.GlobalMaxPooling2D()],
