@@ -173,6 +173,13 @@ def _options(job: Job) -> Options:
                 "epochs is the number of the last epoch, as in fit",
             )
         )
+    if not 0 <= options.validation_split < 1:
+        raise OptionError(
+            f"Job {job.name!r}: "
+            + sentence(
+                "a validation_split from 0 to below 1", repr(options.validation_split), "pass a share, or data"
+            )
+        )
     return options
 
 
