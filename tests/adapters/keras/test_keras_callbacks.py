@@ -1,11 +1,15 @@
 """Callbacks at Keras' own moments: recordings beside `fit`'s, Keras' own callbacks, and what callbacks may change."""
 
+# pyright: reportOptionalMemberAccess=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# Keras declares models as None and numbers as text.
+
 import random
 
 import keras
 import keras_zoo as zoo
 import numpy as np
 import pytest
+from keras.src.backend.common.global_state import get_global_attribute
 
 import carpool
 from carpool import Outcome
@@ -215,7 +219,7 @@ def test_nothing_touches_global_random_states():
     streamed = carpool.Job(zoo.sequential(), iter([(x, y)]), name="streamed", fit={"steps_per_epoch": 1})
     jobs = [carpool.Job(model, (x, y), epochs=2) for model in models]
     before = random.getstate(), np.random.get_state()[1].tolist()
-    seeds = keras.src.backend.common.global_state.get_global_attribute("global_seed_generator")
+    seeds = get_global_attribute("global_seed_generator")
     carpool.train([*jobs, streamed], reporters=[], device="cpu")
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
-    assert keras.src.backend.common.global_state.get_global_attribute("global_seed_generator") is seeds
+    assert get_global_attribute("global_seed_generator") is seeds

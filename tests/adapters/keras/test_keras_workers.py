@@ -1,5 +1,8 @@
 """Keras jobs in worker processes: asked for, and where a job's backend is not the loaded one."""
 
+# pyright: reportOptionalMemberAccess=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# Keras declares models as None and numbers as text.
+
 from functools import partial
 from importlib.util import find_spec
 

@@ -80,7 +80,8 @@ def arrays(given: Given, class_weight: Mapping[int, float] | None = None, name: 
         nest = tree.map_structure(_whole, _sliceable(adapter._inputs), none_is_leaf=False)
     except (ValueError, TypeError) as error:
         raise DataError(
-            f"Job {name!r}: " + sentence("data that fits together", " ".join(str(error).split()), "pass arrays of one length")
+            f"Job {name!r}: "
+            + sentence("data that fits together", " ".join(str(error).split()), "pass arrays of one length")
         ) from error
     length = min(len(leaf) for leaf in tree.flatten(nest) if leaf is not None)
     if not length:

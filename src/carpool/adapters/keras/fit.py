@@ -177,7 +177,9 @@ def _options(job: Job) -> Options:
         raise OptionError(
             f"Job {job.name!r}: "
             + sentence(
-                "a validation_split from 0 to below 1", repr(options.validation_split), "pass a share, or data"
+                "a validation_split from 0 to below 1",
+                repr(options.validation_split),
+                "pass a share, or data",
             )
         )
     return options

@@ -111,7 +111,7 @@ def _model(model: Any) -> Entries:
         yield "model", Identity(model)
         return
     try:
-        entries = [*_flat("", _plain(model.get_config())), *_functions(model)]
+        entries = [*_functions(model), *_flat("", _plain(model.get_config()))]
     except Exception:
         yield "model", Identity(model)
         return
