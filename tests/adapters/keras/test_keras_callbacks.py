@@ -1,6 +1,6 @@
 """Callbacks at Keras' own moments: recordings beside `fit`'s, Keras' own callbacks, and what callbacks may change."""
 
-# pyright: reportOptionalMemberAccess=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportOptionalMemberAccess=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportFunctionMemberAccess=false
 # Keras declares models as None and numbers as text.
 
 import random
