@@ -75,12 +75,8 @@ def closure(paths: list[Path]) -> Iterator[Path]:
 def test_only_an_adapter_imports_its_framework(path: Path):
     where = place(path)
     allowed = {"torch"} if where.startswith(("adapters/torch/", "kernels/")) or where == DEMO else set()
-    if where.startswith(
-        "adapters/keras/"
-    ):  # an engine imports its backend, the rest of the adapter Keras alone
-        engine = path.name.removesuffix("_engine.py") if path.name.endswith("_engine.py") else "keras"
-        engine = "torch" if path.name.startswith("torch_") else engine
-        allowed = {"keras", engine}
+    if where.startswith("adapters/keras/"):  # a file named after a backend imports it, the rest Keras alone
+        allowed = {"keras", path.name.partition("_")[0]}
     assert tops(path) & FRAMEWORKS <= allowed
 
 

@@ -115,7 +115,7 @@ class Job:
     accumulate: int = 1
     phases: Sequence[Phase] | None = None
     stop: EarlyStopping | None = None
-    callbacks: Sequence[Callable[[Any], None]] = ()
+    callbacks: Sequence[Any] = ()
     budget: Size | None = None
     priority: int = 0
     prefetch: int = 2

@@ -52,7 +52,7 @@ class Result:
     strategy: str = ""
     reason: str = ""
     value: Any = None
-    """What a function given to `carpool.map` returned."""
+    """What a function given to `carpool.map` returned; of a Keras job of another backend its weights, as arrays."""
 
     def last(self, metric: str) -> float:
         """The metric after the last epoch; NaN where there is none."""

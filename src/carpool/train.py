@@ -159,7 +159,8 @@ def _planned(
         adapter = _adapter(job, loaded, compile)
         adapter.device(device)
         try:
-            specs.append(replace(adapter.describe(job), apart=_apart(job, strategy)))
+            spec = adapter.describe(job)
+            specs.append(replace(spec, apart=_apart(job, strategy, spec.apart)))
         except CarpoolError:
             raise
         except Exception as error:  # the user's own factory or data raised: that job's failure, not the run's
@@ -209,8 +210,13 @@ def _planned(
     return _Prepared(by_name, loaded, tuple(specs), made)
 
 
-def _apart(job: Job, strategy: str) -> str:
-    """Why the job needs a process of its own, if it does."""
+def _apart(job: Job, strategy: str, known: str) -> str:
+    """Why the job needs a process of its own, if it does; `known` is what its adapter says."""
+    if known and strategy not in ("auto", "isolated"):
+        raise JobError(
+            f"Job {job.name!r}: "
+            + sentence('strategy="auto" or "isolated"', repr(strategy), f"change it: {known}")
+        )
     wanted = [word for word in ("share", "timeout_s") if getattr(job, word) is not None]
     if wanted and strategy not in ("auto", "isolated"):
         raise JobError(
@@ -221,7 +227,7 @@ def _apart(job: Job, strategy: str) -> str:
                 "only a process of its own can keep it: change one of the two",
             )
         )
-    return f"{' and '.join(wanted)} can only be kept by a process of its own" if wanted else ""
+    return f"{' and '.join(wanted)} can only be kept by a process of its own" if wanted else known
 
 
 def _close(loaded: Mapping[str, Adapter]) -> None:
@@ -231,7 +237,7 @@ def _close(loaded: Mapping[str, Adapter]) -> None:
 
 def _adapter(job: Job, loaded: dict[str, Adapter], compile: str | bool) -> Adapter:
     is_factory = isinstance(job.model, str) or (callable(job.model) and not _is_model(job.model))
-    kind = adapters.for_factory() if is_factory else adapters.claiming(job.model)
+    kind = adapters.for_factory(job.fit is not None) if is_factory else adapters.claiming(job.model)
     return loaded.setdefault(kind.name, kind(compile))
 
 

@@ -41,6 +41,6 @@ def has_weights(model: Any) -> bool:
     return any(name in sys.modules and load(name).claims(model) for name in TABLE if name != "loop")
 
 
-def for_factory() -> type[Adapter]:
-    """The adapter that will call a factory: the only framework there is, for now."""
-    return load("torch")
+def for_factory(is_fit: bool) -> type[Adapter]:
+    """The adapter that will call a factory: Keras' where the job holds arguments of `fit`, else torch's."""
+    return load("keras" if is_fit else "torch")

@@ -81,6 +81,8 @@ class Trained:
     model: Any
     optimizer: Any = None
     scheduler: Any = None
+    value: Any = None
+    """What there is beside them, for `Result.value`."""
 
 
 class StepFailure(Exception):
@@ -312,6 +314,10 @@ class Adapter(ABC):
                 'pass strategy="auto"',
             )
         )
+
+    def environment(self, jobs: Sequence[Job]) -> Mapping[str, str]:
+        """Variables that a worker needs for these jobs before it imports anything."""
+        return {}
 
     def hold(self, job: Job, measure: bool) -> Hold | None:
         """How much of the job's step holds Python's lock: remembered, or measured now if asked; None where that is not known."""

@@ -407,6 +407,7 @@ def _result(
         model=trained.model,
         optimizer=trained.optimizer,
         scheduler=trained.scheduler,
+        value=trained.value,
         error=error,
         steps=member.steps,
         seconds=seconds,

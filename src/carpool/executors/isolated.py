@@ -83,7 +83,8 @@ class Workers:
         limits = [job.timeout_s for job in jobs if job.timeout_s is not None]
         timeout_s = min(limits, default=None)
         at_first_s = None if timeout_s is None else max(timeout_s, _BEGIN_S)
-        worker = Supervisor(self._environment(jobs), at_first_s)
+        special = self._adapters[group.adapter].environment(jobs)
+        worker = Supervisor({**self._environment(jobs), **special}, at_first_s)
         try:
             worker.call(Call(carry_out, (request,)), self._blocks)
         except BaseException:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +62,20 @@ def _handle_memory(index: int) -> DeviceMemory:
     return DeviceMemory(str(pynvml.nvmlDeviceGetName(handle)), int(info.total), int(info.free))
 
 
-@cache
-def _stay_open(driver: Any) -> None:
-    """Opening the driver's library takes a while the first time only, for as long as somebody has it open."""
-    driver.nvmlInit()
+_open: list[
+    Any
+] = []  # the driver's library, once it was opened: opening it again is quick while somebody has it open
+
+
+def _stay_open() -> None:
+    if pynvml not in _open:
+        pynvml.nvmlInit()
+        _open.append(pynvml)
 
 
 @contextmanager
 def _nvml():
-    _stay_open(pynvml)
+    _stay_open()
     pynvml.nvmlInit()
     try:
         yield

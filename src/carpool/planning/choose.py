@@ -129,5 +129,7 @@ def choose_all(found: Sequence[Candidate], strategy: str, holds: Holds) -> list[
 
 
 def choose(candidate: Candidate, strategy: str = "auto") -> Choice:
-    """The first rule that has an answer."""
-    return next(choice for rule in RULES if (choice := rule(candidate, strategy)) is not None)
+    """The first rule that has an answer, and what the jobs' notes add to it."""
+    made = next(choice for rule in RULES if (choice := rule(candidate, strategy)) is not None)
+    notes = dict.fromkeys(spec.note for spec in candidate.specs if spec.note)
+    return replace(made, reason="; ".join([made.reason, *notes])) if notes else made

@@ -29,6 +29,8 @@ class ModelSpec:
     budget_bytes: int | None = None
     apart: str = ""
     """Why the job needs a process of its own, if it does."""
+    note: str = ""
+    """What else the plan should say of the job, such as what one of its callbacks costs."""
 
     @property
     def least_bytes(self) -> int:

@@ -13,6 +13,7 @@ _TABLE = {
     "torch": "carpool.adapters.keras.torch_engine:TorchEngine",
     "tensorflow": "carpool.adapters.keras.tensorflow_engine:TensorFlowEngine",
 }
+BACKENDS = tuple(_TABLE)
 
 
 def engine() -> type[Engine]:

@@ -35,7 +35,7 @@ class Arrays:
     def form(self) -> Hashable:
         """What all data of a stack must have in common: the nest, and each leaf's type and shape but for its length."""
         shapes = tuple((str(leaf.dtype), leaf.shape[1:]) for leaf in self.leaves)
-        return str(tree.map_structure(lambda leaf: None if leaf is None else 0, self.nest)), shapes
+        return _structure(self.nest), shapes
 
     def batch(self, size: int) -> Any:
         """The first batch, for building."""
@@ -49,6 +49,8 @@ class Given:
     x: Any
     y: Any = None
     sample_weight: Any = None
+    source: Hashable = None
+    """What it was cut from and how, where it is a part of something."""
 
     @property
     def is_arrays(self) -> bool:
@@ -56,7 +58,8 @@ class Given:
 
     @property
     def key(self) -> Hashable:
-        return tuple(id(leaf) for leaf in tree.flatten((self.x, self.y, self.sample_weight)))
+        whole = (self.x, self.y, self.sample_weight)
+        return self.source or (_structure(whole), *(id(leaf) for leaf in tree.flatten(whole)))
 
 
 def given(data: Any) -> Given:
@@ -77,12 +80,18 @@ def arrays(given: Given, class_weight: Mapping[int, float] | None = None, name: 
         nest = tree.map_structure(_whole, _sliceable(adapter._inputs), none_is_leaf=False)
     except (ValueError, TypeError) as error:
         raise DataError(
-            f"Job {name!r}: " + sentence("data that fits together", str(error), "pass arrays of one length")
+            f"Job {name!r}: "
+            + sentence("data that fits together", " ".join(str(error).split()), "pass arrays of one length")
         ) from error
-    length = next(len(leaf) for leaf in tree.flatten(nest) if leaf is not None)
+    length = min(len(leaf) for leaf in tree.flatten(nest) if leaf is not None)
     if not length:
         raise DataError(f"Job {name!r}: " + sentence("at least one sample", "none", "pass data"))
-    return Arrays(nest, length, (given.key, str(class_weight)))
+    return Arrays(nest, length, key(given, class_weight))
+
+
+def key(given: Given, class_weight: Mapping[int, float] | None) -> Hashable:
+    """What tells these data from others."""
+    return given.key, str(class_weight)
 
 
 def split(given: Given, share: float, name: str = "") -> tuple[Given, Given]:
@@ -103,7 +112,14 @@ def split(given: Given, share: float, name: str = "") -> tuple[Given, Given]:
         raise DataError(
             f"Job {name!r}: " + sentence("data that can be split", str(error), "pass validation_data")
         ) from error
-    return Given(*first), Given(*last)
+    return (
+        Given(first[0], first[1], first[2], (given.key, share, "first")),
+        Given(last[0], last[1], last[2], (given.key, share, "last")),
+    )
+
+
+def _structure(nest: Any) -> str:
+    return str(tree.map_structure(lambda leaf: None if leaf is None else 0, nest))
 
 
 def _sliceable(inputs: Any) -> Any:

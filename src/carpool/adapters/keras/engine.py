@@ -24,7 +24,7 @@ class Feed:
     """What a launch reads: for each row and step the positions of a batch in `pool`.
 
     `pool` is a nest of placed arrays, as a Keras train_step takes its data; where members have data of their own, these lie end to end.
-    `order` is int32, [rows, steps, batch].
+    `order` is int32, [rows, steps, batch]; where all rows read the same and the engine shares orders, [1, steps, batch].
     """
 
     pool: Any
@@ -111,6 +111,10 @@ class Engine(ABC):
 
         `first` is the number of the first step of each row, counted over the whole job.
         """
+
+    shares_order: bool = False
+    """Whether one order may stand for all rows. `is_order_shared` says that it will."""
+    is_order_shared: bool = False
 
     takes_epochs: bool = False
     """Whether `train_epochs` is there: many epochs in one launch."""

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from carpool.adapters.keras.data import Arrays, Given, arrays, given, split
+from carpool.adapters.keras.data import Arrays, Given, arrays, given, key, split
 from carpool.adapters.keras.moments import Moments
 from carpool.errors import DataError, JobError, ModelError, OptionError, sentence
 from carpool.job import Job
@@ -69,8 +69,9 @@ class Fit:
         return self.model._should_eval(self.options.initial_epoch + epoch, self.options.validation_freq)
 
 
-def read(job: Job, model: Any) -> Fit:
-    """Checks the job and takes it apart. Builds what of the model is not built."""
+def read(job: Job, model: Any, known: dict[Any, Arrays] | None = None) -> Fit:
+    """Checks the job and takes it apart. Builds what of the model is not built. `known` are arrays that others have read."""
+    known = {} if known is None else known
     _check(job, model)
     options = _options(job)
     training = given(job.data)
@@ -83,13 +84,20 @@ def read(job: Job, model: Any) -> Fit:
     fit = Fit(job, model, options, training, validation, Moments(job, model))
     fit.own = _own(fit)
     if training.is_arrays:
-        fit.training = arrays(training, options.class_weight, str(job.name))
+        fit.training = _arrays(known, training, options.class_weight, str(job.name))
         if validation is not None and validation.is_arrays:
-            fit.validation = arrays(validation, None, str(job.name))
+            fit.validation = _arrays(known, validation, None, str(job.name))
         if job.index is not None:
             _check_index(job, fit.training.length)
         _build(job, model, fit.training.batch(job.batch_size))
     return fit
+
+
+def _arrays(known: dict[Any, Arrays], given: Given, weights: Any, name: str) -> Arrays:
+    """Jobs of the same data share what it was converted to."""
+    if (found := known.get(key(given, weights))) is None:
+        found = known[key(given, weights)] = arrays(given, weights, name)
+    return found
 
 
 def _build(job: Job, model: Any, batch: Any) -> None:
@@ -115,6 +123,10 @@ def _own(fit: Fit) -> str | None:
         return f"its validation data is a {type(fit.given_validation.x).__name__}"
     if fit.options.steps_per_epoch is not None or fit.options.validation_steps is not None:
         return "steps_per_epoch and validation_steps cut epochs anywhere"
+    if fit.model.steps_per_execution > 1 and fit.moments.each_batch:
+        return f"its {fit.moments.each_batch} sees batches as steps_per_execution groups them"
+    if fit.model._initial_epoch:
+        return "BackupAndRestore has set where its epochs begin"
     return fit.moments.own
 
 
@@ -144,6 +156,7 @@ def _options(job: Job) -> Options:
     known = {field.name for field in fields(Options)}
     asked = dict(job.fit or {})
     asked.pop("verbose", None)  # carpool's reporters show progress
+    asked.pop("backend", None)  # the worker that this job may need has it loaded
     unknown = next((word for word in asked if word not in known), None)
     if unknown is not None:
         raise OptionError(
@@ -158,6 +171,15 @@ def _options(job: Job) -> Options:
                 f"initial_epoch from 0 to below epochs={job.epochs}",
                 repr(options.initial_epoch),
                 "epochs is the number of the last epoch, as in fit",
+            )
+        )
+    if not 0 <= options.validation_split < 1:
+        raise OptionError(
+            f"Job {job.name!r}: "
+            + sentence(
+                "a validation_split from 0 to below 1",
+                repr(options.validation_split),
+                "pass a share, or data",
             )
         )
     return options

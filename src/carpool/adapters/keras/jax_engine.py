@@ -26,7 +26,7 @@ _PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "rocm": "cuda", "cpu": "cpu", "tpu"
 
 
 class JaxEngine(Engine):
-    takes_epochs = True
+    takes_epochs = shares_order = True
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class JaxEngine(Engine):
 
     def prepare(self, stacked: Any, pool: Any, shapes: Sequence[tuple[int, int]]) -> None:
         for steps, size in shapes:
-            order = np.zeros((self._width, steps, size), np.int32)
+            order = np.zeros((self._orders, steps, size), np.int32)
             self._program("train", stacked, Feed(pool, order))
 
     def train(
@@ -160,7 +160,7 @@ class JaxEngine(Engine):
     def _epochs_program(
         self, stacked: Any, pool: Any, parts: Sequence[tuple[int, int]], most: int
     ) -> Future[Any]:
-        orders = [np.zeros((self._width, most, *part), np.int32) for part in parts]
+        orders = [np.zeros((self._orders, most, *part), np.int32) for part in parts]
         inputs = (stacked, pool, orders, np.zeros(self._width, bool), np.int32(0))
 
         def make() -> Any:
@@ -168,7 +168,7 @@ class JaxEngine(Engine):
             steps = _steps(self._train_step, shows)
             return _epochs(steps, self._starts, self._results, self._width, most, shows)
 
-        return self._kept(("epochs", most, *map(tuple, parts)), inputs, make)
+        return self._kept(("epochs", most, self._orders, *map(tuple, parts)), inputs, make)
 
     def _kept(self, kind: Any, inputs: Any, make: Any) -> Future[Any]:
         """The program of this kind, from this session, from the process, or made now."""
@@ -189,6 +189,10 @@ class JaxEngine(Engine):
     @property
     def _width(self) -> int:
         return len(self._models)
+
+    @property
+    def _orders(self) -> int:
+        return 1 if self.is_order_shared else self._width
 
     def _train_step(self, state: Any, batch: Any) -> Any:
         logs, state = self._template.train_step(state, batch)
@@ -261,7 +265,7 @@ def _chunk(steps: Any, starts: Sequence[Any], results: Any, width: int) -> Any:
         return state, (logs, results(state[3]))
 
     def run(state: Any, pool: Any, order: Any, active: Any, fresh: Any) -> Any:
-        after, logs = _each(member, width)(state, pool, order, fresh)
+        after, logs = _each(member, width, len(order), 0)(state, pool, order, fresh)
         return _where(active, after, state), logs
 
     return run
@@ -291,18 +295,25 @@ def _epochs(steps: Any, starts: Sequence[Any], results: Any, width: int, most: i
         return jax.lax.fori_loop(0, count, advance, (state, shown))
 
     def run(state: Any, pool: Any, orders: Any, active: Any, count: Any) -> Any:
-        after, logs = _each(member, width, shared=2)(state, pool, orders, count)
+        after, logs = _each(member, width, len(orders[0]), None)(state, pool, orders, count)
         by_epoch = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), logs)
         return _where(active, after, state), by_epoch
 
     return run
 
 
-def _each(member: Any, width: int, shared: int = 1) -> Any:
-    """A member's function for every row; the pool, and the count of epochs, are one for all. A stack of one is not vmapped."""
-    axes = (0, None, 0, 0 if shared == 1 else None)
+def _each(member: Any, width: int, orders: int, last: int | None) -> Any:
+    """A member's function of state, pool, order and one thing more, for every row. The pool is one for all; `orders` may be one for all, and `last` says
+    whether the thing more is. A stack of one is not vmapped.
+    """
+    axes = (0, None, 0 if orders == width else None, last)
     if width > 1:
-        return jax.vmap(member, in_axes=axes)
+
+        def each(state: Any, pool: Any, order: Any, more: Any) -> Any:
+            own = order if orders == width else jax.tree.map(lambda leaf: leaf[0], order)
+            return jax.vmap(member, in_axes=axes)(state, pool, own, more)
+
+        return each
 
     def alone(*inputs: Any) -> Any:
         own = [

@@ -71,6 +71,9 @@ class Moments:
         self._list = keras_callbacks.CallbackList(
             self.callbacks, add_history=True, model=self._model, epochs=self._epochs, steps=steps, verbose=0
         )
+        self.epochs_ended = 0
+        for kind in ("train", "test", "predict"):
+            setattr(self._list, f"_async_{kind}", False)  # a moment is over when it has been taken
         if not self.callbacks:
             self._list.on_train_begin()
             self._list.on_train_end()
@@ -93,8 +96,14 @@ class Moments:
             for name, value in logs.items():
                 history.history.setdefault(name, []).append(value)
             return {}
+        before = {name: len(values) for name, values in history.history.items()}
         self.at("on_epoch_end", epoch, logs=logs)
-        return {name: values[-1] for name, values in history.history.items() if name not in logs}
+        grown = [name for name, values in history.history.items() if len(values) > before.get(name, 0)]
+        return {name: history.history[name][-1] for name in grown if name not in logs}
+
+    def end(self) -> None:
+        """Training is over: another one would begin anew."""
+        self._list = None
 
     @property
     def has_begun(self) -> bool:

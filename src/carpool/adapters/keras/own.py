@@ -11,15 +11,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from keras import callbacks as keras_callbacks
-from keras.src import tree
-from keras.utils import PyDataset
+from keras.src.backend.common.global_state import GLOBAL_STATE_TRACKER
 
 from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
 from carpool.adapters.keras.fit import Fit
+from carpool.adapters.keras.order import Ordered, Reordered, in_order
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor, Supply
-from carpool.random import batch_order
 
 _SLICE_S = 0.05
 
@@ -40,14 +38,17 @@ class OwnFit(Session):
         self._logs: dict[str, float] | None = None
         self._error: BaseException | None = None
         self._is_over = self._is_closed = False
+        self._globals = dict(vars(GLOBAL_STATE_TRACKER))
+        """Keras' own state is a thread's own: the fit finds that of the thread it was asked for in."""
 
     # The thread's side
 
     def _run(self) -> None:
         self._turn.acquire()
+        vars(GLOBAL_STATE_TRACKER).update(self._globals)
         try:
             if not self._is_closed:
-                self._fit.model.fit(**_arguments(self._fit, _Baton(self)))
+                self._fit.model.fit(**_arguments(self._fit, self))
         except _Ended:
             pass
         except BaseException as error:
@@ -61,9 +62,11 @@ class OwnFit(Session):
         if time.perf_counter() > self._enough_s or self._steps == MAX_CHUNK_STEPS:
             self._wait()
 
-    def epoch_ended(self, logs: Mapping[str, float]) -> None:
+    def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> None:
+        """The thread waits, but for the last epoch: then all that `fit` does at its end comes first."""
         self._logs = dict(logs)
-        self._wait()
+        if epoch + 1 < self._fit.job.epochs and not self._fit.model.stop_training:
+            self._wait()
 
     def _wait(self) -> None:
         self._pause.release()
@@ -86,14 +89,14 @@ class OwnFit(Session):
         self._pause.acquire()
         ends = chunk.rows if self._logs is not None else ()
         done = Chunk(chunk.rows, chunk.cursors, 1, self._steps, ends)
-        ticket = Ticket(done, self._logs, final=self._is_over and self._error is None)
+        stops = ends and self.wants_to_stop(0)  # who wants to stop is asked
+        ticket = Ticket(done, self._logs, final=self._is_over and self._error is None and not stops)
         if self._error is not None:
             raise StepFailure(ticket, {chunk.rows[0]: self._error}) from self._error
         return ticket
 
     def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
-        shown = (ticket.payload or {}).items()  # Keras' own History holds those that are no numbers
-        sums = {name: float(value) for name, value in shown if np.ndim(value) == 0}
+        sums = dict(ticket.payload or {})
         return (MetricRow(0, ticket.chunk.steps, len(ticket.chunk.ends), sums),)
 
     def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
@@ -132,55 +135,36 @@ class OwnFit(Session):
 
 
 class _Baton(keras_callbacks.Callback):
-    """The last callback of a fit: hands the turn back."""
+    """The last callback of a fit: hands the turn back, and tells the data which epoch is read."""
 
-    def __init__(self, session: OwnFit) -> None:
+    def __init__(self, session: OwnFit, data: Any) -> None:
         super().__init__()
-        self._session = session
+        self._session, self._data = session, data
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if isinstance(self._data, Ordered | Reordered):
+            self._data.epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._session.stepped()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._session.epoch_ended(logs or {})
+        self._session.epoch_ended(epoch, logs or {})
 
 
-class _Ordered(PyDataset):
-    """Arrays read in the job's own order: no global seed decides it."""
-
-    def __init__(self, fit: Fit) -> None:
-        super().__init__()
-        assert fit.training is not None
-        self._nest, self._job = fit.training.nest, fit.job
-        self._positions = np.arange(fit.training.length) if fit.job.index is None else fit.index
-        self._epoch = fit.options.initial_epoch
-        self._size = fit.job.batch_size
-
-    def __len__(self) -> int:
-        return -(-len(self._positions) // self._size)
-
-    def __getitem__(self, item: int) -> Any:
-        order = self._positions
-        if self._job.shuffle:
-            order = order[batch_order(self._job.seed, self._epoch, len(order))]
-        taken = order[item * self._size : (item + 1) * self._size]
-        return tree.map_structure(lambda leaf: None if leaf is None else leaf[taken], self._nest)
-
-    def on_epoch_end(self) -> None:
-        self._epoch += 1
-
-
-def _arguments(fit: Fit, baton: _Baton) -> dict[str, Any]:
+def _arguments(fit: Fit, session: OwnFit) -> dict[str, Any]:
     options, job = fit.options, fit.job
-    validation = fit.given_validation
+    validation, data = fit.given_validation, in_order(fit)
     made: dict[str, Any] = {
+        "x": data,
         "epochs": job.epochs,
         "initial_epoch": options.initial_epoch,
         "steps_per_epoch": options.steps_per_epoch,
         "validation_steps": options.validation_steps,
         "validation_batch_size": options.validation_batch_size,
         "validation_freq": options.validation_freq,
-        "callbacks": [*fit.moments.callbacks, baton],
+        "callbacks": [*fit.moments.callbacks, _Baton(session, data)],
+        "class_weight": options.class_weight if fit.training is None else None,
         "verbose": 0,
         "shuffle": False,
     }
@@ -190,6 +174,4 @@ def _arguments(fit: Fit, baton: _Baton) -> dict[str, Any]:
         )
         if validation.is_arrays and options.validation_batch_size is None:
             made["validation_batch_size"] = job.batch_size
-    if fit.training is not None:
-        return made | {"x": _Ordered(fit)}
-    return made | {"x": fit.given.x, "class_weight": options.class_weight}
+    return made

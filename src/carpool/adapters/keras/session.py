@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import keras
 import numpy as np
 
 from carpool.adapters.base import Check, FusedSession, JobState, MetricRow, Prepared, StepFailure, Ticket
 from carpool.adapters.keras.engine import Engine, Feed
 from carpool.adapters.keras.fit import Fit
 from carpool.adapters.keras.launches import Held, Launch, Seen
-from carpool.adapters.keras.pool import Pool
+from carpool.adapters.keras.reading import Reading, shapes
+from carpool.adapters.keras.shown import Shown
 from carpool.job import Job
-from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Course, Cursor
-from carpool.random import batch_orders
+from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor
 
-_SHUFFLED = 8  # epochs that are shuffled at a time
 _checked: set[Any] = set()  # structures whose first step was compared in this process
 _RTOL, _ATOL = 2e-4, 2e-5  # of one step together against one alone, in single precision
 
@@ -36,14 +36,15 @@ class StackedFit(FusedSession):
         self._engine: Engine = make([fit.model for fit in fits], device, key, seeds)
         self._held: Held | None = None
         self._stack = self._engine.stack()
-        self._start = (
-            {row: fit.model.get_weights() for row, fit in self._fits.items()} if self.width > 1 else {}
-        )
-        self._training = Pool([fit.training for fit in fits], self._engine.place)
-        held = [fit.validation for fit in fits]
-        self._validation = Pool(held, self._engine.place) if None not in held else None
-        self._orders: dict[tuple[int, int], np.ndarray] = {}
-        self._shuffles: dict[Any, np.ndarray] = {}
+        self._reading = Reading(self._fits, self._engine.place, self._engine.shares_order)
+        self._engine.is_order_shared = self._reading.is_shared
+        self._shown = Shown([fit.model for fit in fits])
+        self._start: dict[int, list[np.ndarray]] = {}
+        """What models held before they were first given a row's state."""
+        self._begun: dict[int, Cursor] = {}
+        """Where each row stood when its callbacks last heard of a beginning."""
+        self._raised: dict[int, Exception] = {}
+        """What a row's callbacks raised while others were at the same place."""
         self._left: set[int] = set()
         self._shapes: set[tuple[int, int]] = set()
         self._prepare_s = 0.0
@@ -56,24 +57,26 @@ class StackedFit(FusedSession):
     def _prepare(self) -> None:
         """Programs for the shapes that the first epochs will ask for, made side by side."""
         began = time.perf_counter()
-        shapes: set[tuple[int, int]] = set()
+        wanted: set[tuple[int, int]] = set()
         for fit in self._fits.values():
-            shapes |= set(_shapes(fit.course, self._most(fit)))
-        if (
-            len({fit.course for fit in self._fits.values()}) == 1
-        ):  # else who runs with whom is the driver's to say
-            self._shapes = shapes
-            parts = tuple(_shapes(self._fits[0].course, self._most(self._fits[0])))
-            if self._engine.takes_epochs and (held := Held.of(parts, self.width)):
-                self._engine.prepare_epochs(self._stack, self._training.nest, parts, held.most)
+            wanted |= set(shapes(fit.course, self._most(fit)))
+        alike = len({fit.course for fit in self._fits.values()}) == 1
+        if alike:  # else who runs with whom is the driver's to say
+            self._shapes = wanted
+            parts = tuple(shapes(self._fits[0].course, self._most(self._fits[0])))
+            if self._engine.takes_epochs and (
+                held := Held.of(parts, 1 if self._reading.is_shared else self.width)
+            ):
+                self._engine.prepare_epochs(self._stack, self._reading.pool, parts, held.most)
                 self._held = held
                 self.in_flight = 2 if self.schedules else len(parts) * held.most
             else:
-                self._engine.prepare(self._stack, self._training.nest, sorted(shapes, reverse=True))
+                self._engine.prepare(self._stack, self._reading.pool, sorted(wanted, reverse=True))
         self._prepare_s = time.perf_counter() - began
 
     def _most(self, fit: Fit) -> int:
-        return 1 if fit.moments.each_batch else MAX_CHUNK_STEPS
+        """Batches in a launch: one where a callback sees every batch, or wants to end training at the next."""
+        return 1 if fit.moments.each_batch or fit.moments.stops else MAX_CHUNK_STEPS
 
     # Stepping
 
@@ -85,7 +88,7 @@ class StackedFit(FusedSession):
         steps = self._steps(chunk)
         done = chunk.shortened(steps)
         seen = Seen()
-        feed = self._feed(done)
+        feed = self._reading.feed(done)
         if self._held is not None and self._held.takes(done):
             self._held.waiting.append((done, feed, seen))
             if self._held.is_due:
@@ -130,18 +133,20 @@ class StackedFit(FusedSession):
             for part in range(len(held.parts))
         ]
         self._enqueued, logs = self._engine.train_epochs(
-            self._enqueued, self._training.nest, orders, active, held.full
+            self._enqueued, self._reading.pool, orders, active, held.full
         )
         launch = Launch(logs, sum(chunk.steps for chunk, _, _ in taken))
         for position, (_, _, seen) in enumerate(taken):
             seen.launch, seen.epoch = launch, position // len(held.parts)
 
     def _begin(self, chunk: Chunk) -> dict[int, BaseException]:
-        """Training's and the epoch's beginning, for rows that stand there."""
+        """Training's, the epoch's and the batch's beginning, once for each row that stands there."""
         errors: dict[int, BaseException] = {}
         for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
-            fit = self._fits[row]
-            moments = fit.moments
+            fit, moments = self._fits[row], self._fits[row].moments
+            if self._begun.get(row) == cursor:
+                continue  # another row raised at this place, and the chunk was cut anew
+            self._begun[row] = cursor
             try:
                 if not moments.has_begun:
                     moments.begin(fit.course.batches)
@@ -156,26 +161,22 @@ class StackedFit(FusedSession):
 
     def _after_batch(self, ticket: Ticket) -> Ticket:
         """Callbacks that see every batch see this one; one of them may end training here."""
-        watched = [row for row in ticket.chunk.rows if self._fits[row].moments.each_batch]
-        if not watched:
-            return ticket
-        shown = self._seen(ticket).read(self._engine)
-        chunk, errors = ticket.chunk, {}
+        chunk = ticket.chunk
+        watched = [row for row in chunk.rows if self._fits[row].moments.each_batch]
+        shown = self._seen(ticket).read(self._engine) if watched else {}
+        errors: dict[int, BaseException] = {}
         for row in watched:
             cursor = chunk.cursors[chunk.rows.index(row)]
-            logs = {name: float(values[row]) for name, values in shown.items()}
             try:
-                self._moment(row, "on_train_batch_end", cursor.batch, logs=logs)
+                self._moment(row, "on_train_batch_end", cursor.batch, logs=self._shown.of(row, shown))
             except Exception as error:
                 errors[row] = error
-        if errors:
-            raise StepFailure(ticket, errors)
-        stopped = [row for row in watched if self._fits[row].moments.stops and row not in chunk.ends]
-        if not stopped:
-            return ticket
+        stopped = [row for row in chunk.rows if self._fits[row].moments.stops and row not in errors]
         ends = tuple(row for row in chunk.rows if row in chunk.ends or row in stopped)
-        cut = Chunk(chunk.rows, chunk.cursors, chunk.size, chunk.steps, ends)
-        return Ticket(cut, ticket.payload)
+        cut = Ticket(Chunk(chunk.rows, chunk.cursors, chunk.size, chunk.steps, ends), ticket.payload)
+        if errors:
+            raise StepFailure(cut, errors)
+        return cut
 
     def _steps(self, chunk: Chunk) -> int:
         """Lengths that there is a program for, or powers of two: each other one would have to be compiled."""
@@ -183,39 +184,6 @@ class StackedFit(FusedSession):
         steps = min(chunk.steps, most)
         known = [length for length, size in self._shapes if size == chunk.size and length <= steps]
         return max(known) if known else 1 << (steps.bit_length() - 1)
-
-    def _feed(self, chunk: Chunk) -> Feed:
-        order = np.zeros((self.width, chunk.steps, chunk.size), np.int32)
-        for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
-            start = cursor.batch * self._fits[row].job.batch_size
-            taken = self._order(row, cursor.epoch)[start : start + chunk.steps * chunk.size]
-            order[row] = taken.reshape(chunk.steps, chunk.size)
-        return Feed(self._training.nest, order)
-
-    def _order(self, row: int, epoch: int) -> np.ndarray:
-        """The positions in the pool that a row reads in an epoch."""
-        if (row, epoch) not in self._orders:
-            fit = self._fits[row]
-            for stale in [key for key in self._orders if key[0] == row and key[1] < epoch]:
-                del self._orders[stale]
-            order = self._shuffled(fit, fit.options.initial_epoch + epoch)
-            if fit.job.index is not None:
-                order = fit.index[order]
-            self._orders[row, epoch] = (order + self._training.starts[row]).astype(np.int32)
-        return self._orders[row, epoch]
-
-    def _shuffled(self, fit: Fit, epoch: int) -> np.ndarray:
-        """Rows of one seed and length share an order."""
-        length = fit.course.length
-        if not fit.job.shuffle:
-            return np.arange(length)
-        wanted = (fit.job.seed, length, epoch // _SHUFFLED)
-        if wanted not in self._shuffles:
-            if len(self._shuffles) > 2 * self.width:
-                self._shuffles.clear()
-            first = epoch // _SHUFFLED * _SHUFFLED
-            self._shuffles[wanted] = batch_orders(fit.job.seed, range(first, first + _SHUFFLED), length)
-        return self._shuffles[wanted][epoch % _SHUFFLED]
 
     def done(self, ticket: Ticket) -> bool:
         if ticket.payload is None:
@@ -239,14 +207,9 @@ class StackedFit(FusedSession):
         is_shown = chunk.ends and ticket.payload is not None
         shown = self._seen(ticket).read(self._engine) if is_shown else {}
         return tuple(
-            MetricRow(
-                row,
-                chunk.steps,
-                samples=1 if row in chunk.ends else 0,
-                sums={name: float(values[row]) for name, values in shown.items()}
-                if row in chunk.ends
-                else {},
-            )
+            MetricRow(row, chunk.steps, 1, self._shown.of(row, shown))
+            if row in chunk.ends
+            else MetricRow(row, chunk.steps, 0, {})
             for row in chunk.rows
         )
 
@@ -254,51 +217,53 @@ class StackedFit(FusedSession):
 
     def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
         wanted = [row for row in rows if self._fits[row].validates(self._epochs(row))]
-        if not wanted or self._validation is None:
+        if not self._reading.validates:
             return ()
-        for row in wanted:
-            self._moment(row, "on_test_begin")
+        wanted = [row for row in wanted if self._told(row, "on_test_begin")]
+        if not wanted:
+            return ()
         active = np.zeros(self.width, bool)
         active[wanted] = True
-        self._stack, logs = self._engine.test(self._stack, self._validation_feeds(wanted), active)
+        self._stack, logs = self._engine.test(self._stack, self._reading.validation(wanted[0]), active)
         shown = self._engine.read(logs)
-        found = []
-        for row in wanted:
-            own = {name: float(values[row]) for name, values in shown.items()}
-            self._moment(row, "on_test_end", logs=own)
-            found.append(MetricRow(row, 0, 1, own))
-        return tuple(found)
+        found = {row: self._shown.of(row, shown) for row in wanted}
+        return tuple(
+            MetricRow(row, 0, 1, own) for row, own in found.items() if self._told(row, "on_test_end", own)
+        )
+
+    def _told(self, row: int, moment: str, logs: Mapping[str, float] | None = None) -> bool:
+        """Whether the row's callbacks took the moment; what they raised, the row raises when its epoch ends."""
+        try:
+            self._moment(row, moment, logs=logs)
+        except Exception as error:
+            self._raised[row] = error
+            return False
+        return True
 
     def _epochs(self, row: int) -> int:
         """The epoch that a row is about to end, counted from 0."""
         return self._fits[row].moments.epochs_ended
 
-    def _validation_feeds(self, rows: Sequence[int]) -> list[Feed]:
-        fit = self._fits[rows[0]]
-        assert self._validation is not None
-        assert fit.validation is not None
-        length, size = fit.validation.length, min(fit.validation_batch, fit.validation.length)
-        whole = length // size * size
-        positions = self._validation.starts[:, None] + np.arange(length, dtype=np.int32)
-        feeds = [Feed(self._validation.nest, positions[:, :whole].reshape(self.width, -1, size))]
-        if whole < length:
-            feeds.append(Feed(self._validation.nest, positions[:, None, whole:]))
-        return feeds
-
     def end_epoch(self, row: int, metrics: Mapping[str, float]) -> Mapping[str, float]:
         """Keras' end of an epoch, and of training after the last; what callbacks added to the logs."""
+        if row in self._raised:
+            raise self._raised.pop(row)
         fit = self._fits[row]
         epoch = self._epochs(row)
-        moments = fit.moments
-        with self._at_home(row) if moments.has("on_epoch_end") else nullcontext():
-            added = moments.end_epoch(fit.options.initial_epoch + epoch, metrics)
-        if moments.stops or epoch + 1 == fit.course.epochs:
-            finalizes = bool(getattr(fit.model.optimizer, "use_ema", False))
-            with self._at_home(row) if finalizes or moments.has("on_train_end") else nullcontext():
-                if finalizes:
-                    fit.model.optimizer.finalize_variable_values(fit.model.trainable_weights)
-                moments.at("on_train_end", logs={**metrics, **added})
+        with self._at_home(row) if fit.moments.has("on_epoch_end") else nullcontext():
+            added = fit.moments.end_epoch(fit.options.initial_epoch + epoch, metrics)
+        if fit.moments.stops or epoch + 1 == fit.course.epochs:
+            self._finalize(row)
+            self._moment(row, "on_train_end", logs=metrics)
+            fit.moments.end()
         return added
+
+    def _finalize(self, row: int) -> None:
+        """What `fit` does however it ends, such as putting moving averages in the place of weights."""
+        model = self._fits[row].model
+        if _finalizes(model.optimizer):
+            with self._at_home(row):
+                model.optimizer.finalize_variable_values(model.trainable_weights)
 
     def wants_to_stop(self, row: int) -> bool:
         return self._fits[row].moments.stops
@@ -314,11 +279,15 @@ class StackedFit(FusedSession):
             moments.at(moment, *arguments, logs=logs)
 
     @contextmanager
-    def _at_home(self, row: int) -> Any:
+    def _at_home(self, row: int) -> Iterator[None]:
         """Inside, the row's model holds its state; what is changed there goes on from there."""
+        if row not in self._start:
+            self._start[row] = [_copied(variable) for variable in _held(self._fits[row].model)]
         self._engine.put(self._stack, row)
-        yield
-        self._stack = self._engine.take(self._stack, row)
+        try:
+            yield
+        finally:
+            self._stack = self._engine.take(self._stack, row)
 
     # States
 
@@ -334,6 +303,10 @@ class StackedFit(FusedSession):
         return tuple(JobState(Cursor(), {}) for _ in rows)
 
     def leave(self, rows: Sequence[int]) -> tuple[JobState, ...]:
+        for row in rows:
+            if self._fits[row].moments.has_begun:  # it ends before its training does
+                self._finalize(row)
+                self._fits[row].moments.end()
         states = self.state(rows)
         self._left |= set(rows)
         return states
@@ -354,19 +327,16 @@ class StackedFit(FusedSession):
 
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
         """The first step of one row beside its model's own: rows of one signature differ in numbers alone."""
-        row = rows[0]
         if self.width == 1 or self._key in _checked:
             return Check(0, 0.0, None)
-        feed = self._feed(chunk.shortened(1))
+        row, feed = rows[0], self._reading.feed(chunk.shortened(1))
         alone = self._engine.step_alone(row, feed)
         if alone is None:
             return Check(0, 0.0, None)
         every = np.ones(self.width, bool)
-        trial = self._engine.stack()
         first = np.zeros(self.width, np.int64)
-        trial, logs = self._engine.train(trial, feed, every, every, first)
-        together = self._engine.after_step(trial, row, logs)
-        check = _compared(self._fits[row], alone, together)
+        trial, logs = self._engine.train(self._engine.stack(), feed, every, every, first)
+        check = _compared(self._fits[row], alone, self._engine.after_step(trial, row, logs))
         if check.mismatch is None:
             _checked.add(self._key)
         return check
@@ -375,16 +345,17 @@ class StackedFit(FusedSession):
         kept = [row for row in range(self.width) if row not in self._left][:width]
         free = [row for row in range(self.width) if row in self._left]
         kept += free[: width - len(kept)]
-        moved = {row: i for i, row in enumerate(kept)}
+        moved = {row: place for place, row in enumerate(kept)}
         self._stack = self._engine.narrow(self._stack, kept)
-        self._training = self._training.of(kept)
-        self._validation = self._validation and self._validation.of(kept)
+        self._reading.narrow(kept)
+        self._shown.narrow(kept)
         self._fits = {moved[row]: self._fits[row] for row in kept}
-        self._orders = {(moved[row], epoch): o for (row, epoch), o in self._orders.items() if row in moved}
         self._left = {moved[row] for row in kept if row in self._left}
-        self._start, self.width = {}, width
+        self._start = {moved[row]: start for row, start in self._start.items() if row in moved}
+        self._begun = {moved[row]: cursor for row, cursor in self._begun.items() if row in moved}
+        self.width = width
         if self._held is not None:
-            self._held = Held.of(self._held.parts, width)
+            self._held = Held.of(self._held.parts, 1 if self._reading.is_shared else width)
         return moved
 
     def disturbed(self, row: int) -> str | None:
@@ -393,10 +364,13 @@ class StackedFit(FusedSession):
     def abandon(self) -> None:
         """Models that no callback has seen still hold what they came with."""
         for row, fit in self._fits.items():
-            if row not in self._left:
-                self._engine.revert(row)
-                if row in self._start:
-                    fit.model.set_weights(self._start[row])
+            if row in self._left:
+                continue
+            fit.moments.end()
+            self._engine.revert(row)
+            if row in self._start:
+                for variable, value in zip(_held(fit.model), self._start[row], strict=True):
+                    variable.assign(value)
 
     def timing(self) -> tuple[float, float]:
         """No step's time: chunks are not cut to a slice, for each other length would have to be compiled."""
@@ -407,15 +381,19 @@ class StackedFit(FusedSession):
         self._stack = None
 
 
-def _shapes(course: Course, most: int) -> list[tuple[int, int]]:
-    """The launches of an epoch: full batches in as few as may be, and the short last one."""
-    whole, tail = divmod(course.length, course.batch_size)
-    made = []
-    if whole:
-        made.append((min(whole, most), course.batch_size))
-        if whole > most and whole % most:
-            made.append((whole % most, course.batch_size))
-    return [*made, (1, tail)] if tail else made
+def _finalizes(optimizer: Any) -> bool:
+    """Whether an optimizer has something to do when training is over."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    kind = type(inner)
+    return inner.use_ema or kind.finalize_variable_values is not keras.Optimizer.finalize_variable_values
+
+
+def _held(model: Any) -> list[Any]:
+    return [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+
+
+def _copied(variable: Any) -> np.ndarray:
+    return np.array(keras.ops.convert_to_numpy(variable))
 
 
 def _compared(fit: Fit, alone: Mapping[str, Any], together: Mapping[str, Any]) -> Check:

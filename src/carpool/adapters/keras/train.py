@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,10 @@ import numpy as np
 
 from carpool.adapters.base import Adapter, Fuser, JobState, Prepared, Session, Trained
 from carpool.adapters.keras.backends import engine
+from carpool.adapters.keras.data import Arrays
+from carpool.adapters.keras.elsewhere import described, is_elsewhere, made, taken_home, wanted
 from carpool.adapters.keras.fit import Fit, is_model, read
+from carpool.adapters.keras.handed import held, write
 from carpool.adapters.keras.own import OwnFit
 from carpool.adapters.keras.session import StackedFit
 from carpool.adapters.keras.signature import signature
@@ -32,8 +35,8 @@ class KerasAdapter(Adapter):
         self._engine = engine()
         self._fits: dict[Job, Fit] = {}
         self._signatures: dict[Job, Signature] = {}
+        self._arrays: dict[Any, Arrays] = {}
         self._owners: dict[int, Job] = {}
-        """Of every model, weight and callback that a job brought, by identity."""
         self.fuser = KerasFuser(self)
 
     @classmethod
@@ -53,48 +56,54 @@ class KerasAdapter(Adapter):
         return place
 
     def describe(self, job: Job) -> ModelSpec:
-        model = job.model if is_model(job.model) else _made(job)
-        self._refuse_shared(job, model)
-        fit = read(job, model)
+        if is_elsewhere(job):
+            return described(job)
+        model = made(job)
+        fit = read(job, model, self._arrays)
+        self._refuse_shared(job, fit)
         fit.own = fit.own or self._engine.refusal(model)
         self._fits[job] = fit
-        made = signature(fit)
-        if fit.own is None and (found := self._engine.trial([model], *_trial([fit], job), made)) is not None:
-            fit.own = found
-            made = signature(fit)
-        self._signatures[job] = made
-        held = (*model.variables, *model.optimizer.variables)
+        structure = signature(fit)
+        if fit.own is None:
+            fit.own = self._engine.trial([model], *_trial([fit], job), structure)
+            structure = structure if fit.own is None else signature(fit)
+        self._signatures[job] = structure
+        variables = (*model.variables, *model.optimizer.variables)
         data = () if fit.training is None else ((fit.training.key, fit.training.nbytes),)
         return ModelSpec(
             str(job.name),
             self.name,
-            made,
+            structure,
             fit.course,
-            state_bytes=sum(_bytes(variable) for variable in held),
+            state_bytes=sum(_bytes(variable) for variable in variables),
             step_bytes=_step_bytes(model, job.batch_size),
             data=data,
             budget_bytes=None if job.budget is None else size(job.budget),
+            note=_note(fit),
         )
 
-    def _refuse_shared(self, job: Job, model: Any) -> None:
-        """What is trained or called belongs to one job."""
-        remedy = "clone it with keras.models.clone_model, and compile the clone"
-        self._own(job, [model], "a model of its own for each job", "this model", remedy)
-        weights = model.trainable_variables
-        self._own(job, weights, "a model of its own for each job", "some of its weights", remedy)
-        for one in job.callbacks:
-            if not callable(one):
-                mine = "callback objects of its own for each job"
-                self._own(job, [one], mine, f"one {type(one).__name__}", "make one for each")
-
-    def _own(self, job: Job, things: Sequence[Any], expected: str, received: str, remedy: str) -> None:
-        for thing in things:
+    def _refuse_shared(self, job: Job, fit: Fit) -> None:
+        """Raises where the job's model, weights or callbacks are another's too."""
+        for thing in (fit.model, *fit.model.trainable_variables, fit.model.optimizer, *fit.moments.callbacks):
             other = self._owners.setdefault(id(thing), job)
-            if other is not job:
-                raise JobError(
-                    f"Job {job.name!r}: "
-                    + sentence(expected, f"{received} in job {other.name!r} too", remedy)
+            if other is job:
+                continue
+            if thing in fit.moments.callbacks:
+                expected = "callback objects of its own for each job"
+                received, remedy = (
+                    f"one {type(thing).__name__} in job {other.name!r} too",
+                    "make one for each",
                 )
+            elif thing is fit.model.optimizer:
+                expected, remedy = "an optimizer of its own for each model", "make one for each"
+                received = f"one {type(thing).__name__} in job {other.name!r} too"
+            else:
+                expected = "a model of its own for each job"
+                shared = "this model" if thing is fit.model else "some of its weights"
+                received = f"{shared} in job {other.name!r} too"
+                remedy = "clone it with keras.models.clone_model, and compile the clone"
+            error = JobError if thing in fit.moments.callbacks else ModelError
+            raise error(f"Job {job.name!r}: " + sentence(expected, received, remedy))
 
     def fit(self, job: Job) -> Fit:
         return self._fits[job]
@@ -109,20 +118,23 @@ class KerasAdapter(Adapter):
         return StackedFit([fit], self._engine, device, self._signatures[job])
 
     def absorb(self, job: Job, state: JobState) -> Trained:
-        if "weights" in state.model:
-            model = self._fits[job].model
-            _write(model.variables, state.model["weights"])
-            _write(model.optimizer.variables, state.model["optimizer"])
+        if is_elsewhere(job):
+            return taken_home(job, state)
+        if state.model:
+            write(self._fits[job].model, state.model)
         return self.trained(job)
 
     def trained(self, job: Job) -> Trained:
+        if job not in self._fits:
+            return Trained(None)
         model = self._fits[job].model
         return Trained(model, model.optimizer)
 
     def left(self, job: Job) -> JobState:
-        model = self._fits[job].model
-        held = {"weights": _host(model.variables), "optimizer": _host(model.optimizer.variables)}
-        return JobState(Cursor(), held)
+        return JobState(Cursor(), held(self._fits[job].model))
+
+    def environment(self, jobs: Sequence[Job]) -> Mapping[str, str]:
+        return {"KERAS_BACKEND": wanted(jobs[0])}
 
     def save(self, model: Any, path: Path) -> None:
         from safetensors.numpy import save_file
@@ -158,14 +170,13 @@ def _trial(fits: Sequence[Fit], job: Job) -> tuple[Any, int]:
     return first.batch(job.batch_size), sum(data.length for data in held.values())
 
 
-def _made(job: Job) -> Any:
-    made = job.model()
-    if not is_model(made):
-        raise ModelError(
-            f"Job {job.name!r}: "
-            + sentence("a factory of a compiled keras.Model", type(made).__name__, "return the model")
-        )
-    return made
+def _note(fit: Fit) -> str:
+    """What the plan says of the job beside its strategy."""
+    if fit.own is not None:
+        return f"it trains by its model's own fit, in turns with the others, because {fit.own}"
+    if fit.moments.each_batch is not None:
+        return f"every batch is a launch of its own, because {fit.moments.each_batch} sees every batch"
+    return ""
 
 
 def _bytes(variable: Any) -> int:
@@ -189,12 +200,3 @@ def _has_output(layer: Any) -> bool:
         return not isinstance(layer.output, list | tuple | dict)
     except (AttributeError, ValueError, RuntimeError):
         return False
-
-
-def _host(variables: Sequence[Any]) -> list[np.ndarray]:
-    return [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
-
-
-def _write(variables: Sequence[Any], values: Sequence[Any]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
