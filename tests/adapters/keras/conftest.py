@@ -2,6 +2,9 @@
 
 import os
 import tempfile
+from collections import Counter
+
+import pytest
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -10,3 +13,28 @@ if os.environ["KERAS_BACKEND"] == "jax":  # models of one kind are compiled once
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="carpool-jax-"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+CROSSES = {
+    "test_layers_equal_fit_and_random_ones_the_job_alone",
+    "test_optimizers_equal_fit",
+    "test_schedules_equal_fit",
+    "test_models_of_every_kind",
+    "test_keras_own_callbacks_do_what_they_do_in_fit",
+    "test_a_callback_that_raises_fails_its_job_alone",
+    "test_arguments_of_fit",
+    "test_a_model_alone_and_in_a_stack_ends_where_its_own_fit_ends",
+    "test_an_optimizer_ends_where_its_own_fit_ends",
+    "test_layers_of_all_kinds",
+    "test_every_optimizer",
+}
+"""Tests over many cases that each compile anew: of these a few are in the fast suite, and all in the slow one."""
+FAST_CASES = 3
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    seen: Counter[str] = Counter()
+    for item in items:
+        name = getattr(item, "originalname", "")
+        seen[name] += name in CROSSES
+        if seen[name] > FAST_CASES:
+            item.add_marker(pytest.mark.slow)
