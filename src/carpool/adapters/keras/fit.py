@@ -89,7 +89,7 @@ def read(job: Job, model: Any, known: dict[Any, Arrays] | None = None) -> Fit:
             fit.validation = _arrays(known, validation, None, str(job.name))
         if job.index is not None:
             _check_index(job, fit.training.length)
-        _build(job, model, fit.training.batch(job.batch_size))
+        fit.own = _build(job, model, fit.training.batch(job.batch_size)) or fit.own
     return fit
 
 
@@ -100,10 +100,13 @@ def _arrays(known: dict[Any, Arrays], given: Given, weights: Any, name: str) -> 
     return found
 
 
-def _build(job: Job, model: Any, batch: Any) -> None:
+def _build(job: Job, model: Any, batch: Any) -> str | None:
+    """Builds as `fit` does; why only `fit` itself can, where that is so."""
     try:
         model._symbolic_build(data_batch=batch)
     except Exception as error:
+        if _builds_in_first_step(model, error):
+            return "Keras cannot build it before its first step"
         said = str(error).strip().splitlines()
         raise DataError(
             f"Job {job.name!r}: "
@@ -113,6 +116,13 @@ def _build(job: Job, model: Any, batch: Any) -> None:
                 "look at the shapes of x and y, and at the loss",
             )
         ) from error
+    return None
+
+
+def _builds_in_first_step(model: Any, error: Exception) -> bool:
+    """TensorFlow's `fit` builds while it traces `train_step`, which need not call the model at all, nor its loss as Keras would."""
+    has_own_step = type(model).train_step is not keras.Model.train_step
+    return keras.backend.backend() == "tensorflow" and (has_own_step or not isinstance(error, ValueError))
 
 
 def _own(fit: Fit) -> str | None:
@@ -127,7 +137,7 @@ def _own(fit: Fit) -> str | None:
         return f"its {fit.moments.each_batch} sees batches as steps_per_execution groups them"
     if fit.model._initial_epoch:
         return "BackupAndRestore has set where its epochs begin"
-    return fit.moments.own
+    return fit.moments.own(validates=fit.given_validation is not None)
 
 
 def _check(job: Job, model: Any) -> None:

@@ -41,15 +41,14 @@ class Moments:
         self._list: Any = None
         self.epochs_ended = 0
 
-    @property
-    def own(self) -> str | None:
+    def own(self, validates: bool) -> str | None:
         """Why these callbacks need the model's own `fit`, or None."""
         for one in self.callbacks:
             if isinstance(one, keras_callbacks.BackupAndRestore):
                 return "BackupAndRestore decides where training begins"
             if isinstance(one, keras_callbacks.TensorBoard):
                 return "TensorBoard watches Keras' own functions"
-            if any(_does(one, moment) for moment in _EACH_TEST_BATCH):
+            if validates and any(_does(one, moment) for moment in _EACH_TEST_BATCH):
                 return f"its {type(one).__name__} sees every validation batch"
         return None
 

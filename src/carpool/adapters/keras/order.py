@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from keras.src import tree
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.utils import PyDataset
 
 from carpool.adapters.keras.fit import Fit
@@ -62,3 +63,15 @@ def in_order(fit: Fit) -> Any:
     if isinstance(x, PyDataset) and fit.job.shuffle and x.num_batches is not None:
         return Reordered(x, fit.job.seed, fit.options.initial_epoch)
     return x
+
+
+class _AsArrays(PyDatasetAdapter):
+    """A train_step gets its batches as of arrays: of x alone, x, which Keras makes a tuple of where a PyDataset gives it."""
+
+    def _standardize_batch(self, batch: Any) -> Any:
+        return batch
+
+
+def as_arrays(data: Any) -> Any:
+    """What `fit` may be given for arrays in an order."""
+    return _AsArrays(data) if isinstance(data, Ordered) else data

@@ -16,7 +16,7 @@ from keras.src.backend.common.global_state import GLOBAL_STATE_TRACKER
 
 from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
 from carpool.adapters.keras.fit import Fit
-from carpool.adapters.keras.order import Ordered, Reordered, in_order
+from carpool.adapters.keras.order import Ordered, Reordered, as_arrays, in_order
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor, Supply
 
 _SLICE_S = 0.05
@@ -156,7 +156,7 @@ def _arguments(fit: Fit, session: OwnFit) -> dict[str, Any]:
     options, job = fit.options, fit.job
     validation, data = fit.given_validation, in_order(fit)
     made: dict[str, Any] = {
-        "x": data,
+        "x": as_arrays(data),
         "epochs": job.epochs,
         "initial_epoch": options.initial_epoch,
         "steps_per_epoch": options.steps_per_epoch,
