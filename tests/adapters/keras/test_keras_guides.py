@@ -12,6 +12,7 @@ from keras import layers
 import carpool
 
 X = np.random.default_rng(0).normal(size=(26, 5)).astype("float32")
+QUIET: dict[str, Any] = {"verbose": 0}
 OPTIONS: dict[str, Any] = {"batch_size": 8, "epochs": 2, "shuffle": False}
 
 
@@ -37,7 +38,7 @@ def reconstructing(**compiled: Any) -> keras.Model:
 
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["programs", "its own fit"])
 def test_a_step_of_x_alone_is_given_x_alone(run_eagerly: bool) -> None:
-    alone = reconstructing(run_eagerly=run_eagerly).fit(X, verbose=0, **OPTIONS)
+    alone = reconstructing(run_eagerly=run_eagerly).fit(X, **QUIET, **OPTIONS)
     result = carpool.fit([reconstructing(run_eagerly=run_eagerly)], X, reporters=[], **OPTIONS)[0]
     np.testing.assert_allclose(result.history["loss"], alone.history["loss"], rtol=1e-5)
 
@@ -68,7 +69,7 @@ def uncalled() -> keras.Model:
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="other backends refuse it in fit too")
 def test_a_model_that_is_never_called_trains_by_its_own_fit() -> None:
-    alone = uncalled().fit(X, verbose=0, **OPTIONS)
+    alone = uncalled().fit(X, **QUIET, **OPTIONS)
     job = carpool.Job(uncalled(), (X,), name="a", **OPTIONS)
     assert "Keras cannot build it before its first step" in carpool.plan([job]).explain()
     result = carpool.train([job], reporters=[])[0]
@@ -88,8 +89,29 @@ class Watching(keras.callbacks.Callback):
 
 
 def test_a_callback_of_validation_batches_costs_nothing_where_there_is_no_validation() -> None:
-    watching = Watching()
+    watching: Any = Watching()
     job = carpool.Job(reconstructing(), (X,), name="a", callbacks=[watching], **OPTIONS)
     assert "own fit" not in carpool.plan([job]).explain()
     carpool.train([job], reporters=[])
     assert watching.seen == ["epoch", "epoch"]
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="XLA on a CPU, as JAX uses it")
+def test_convolutions_on_a_cpu_are_not_run_inside_a_loop() -> None:
+    from carpool.adapters.keras.jax_engine import JaxEngine
+
+    def convolving() -> keras.Model:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [keras.Input((5, 1)), layers.Conv1D(3, 2), layers.Flatten(), layers.Dense(1)]
+        )
+        model.compile("sgd", "mse")
+        return model
+
+    data = {"x": X[:, :, None], "y": X.sum(1), "validation_split": 0.5, **OPTIONS}
+    alone = convolving().fit(**QUIET, **data)
+    result = carpool.fit([convolving()], reporters=[], **data)[0]
+    for name, values in alone.history.items():
+        np.testing.assert_allclose(result.history[name], values, rtol=1e-5)
+    assert not JaxEngine([convolving()], "cpu", "key", [0]).takes_epochs
+    assert JaxEngine([reconstructing()], "cpu", "key", [0]).takes_epochs

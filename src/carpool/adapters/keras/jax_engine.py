@@ -16,12 +16,17 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 from keras.src.backend.common.stateless_scope import StatelessScope
+from keras.src.layers.convolutional.base_conv import BaseConv
+from keras.src.layers.convolutional.base_conv_transpose import BaseConvTranspose
+from keras.src.layers.convolutional.base_depthwise_conv import BaseDepthwiseConv
+from keras.src.layers.convolutional.base_separable_conv import BaseSeparableConv
 
 from carpool.adapters.keras.engine import Engine, Feed
 from carpool.environment import cores
 
 _KEPT = 128
 _programs: OrderedDict[Any, Future[Any]] = OrderedDict()
+_CONVOLUTIONS = (BaseConv, BaseConvTranspose, BaseDepthwiseConv, BaseSeparableConv)
 _PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "rocm": "cuda", "cpu": "cpu", "tpu": "tpu"}
 
 
@@ -53,6 +58,8 @@ class JaxEngine(Engine):
         self._known: dict[int, list[Any]] = {}
         """Of each row what its model's variables held when they were last read or written."""
         self._starts = _starting_metrics(self._template)
+        self._step_by_step = self._device.platform == "cpu" and _convolves(self._template)
+        self.takes_epochs = not self._step_by_step
         self._mine: dict[Any, Future[Any]] = {}
         self._pool = ThreadPoolExecutor(max(1, cores()))
 
@@ -109,13 +116,12 @@ class JaxEngine(Engine):
     def prepare(self, stacked: Any, pool: Any, shapes: Sequence[tuple[int, int]]) -> None:
         for steps, size in shapes:
             order = np.zeros((self._orders, steps, size), np.int32)
-            self._program("train", stacked, Feed(pool, order))
+            self._program("train", stacked, self._launches(Feed(pool, order))[0])
 
     def train(
         self, stacked: Any, feed: Feed, active: np.ndarray, fresh: np.ndarray, first: np.ndarray
     ) -> Any:
-        program = self._program("train", stacked, feed).result()
-        return program(stacked, feed.pool, feed.order, active, fresh)
+        return self._run("train", stacked, [feed], active, fresh)
 
     def prepare_epochs(self, stacked: Any, pool: Any, parts: Sequence[tuple[int, int]], most: int) -> None:
         self._epochs_program(stacked, pool, parts, most)
@@ -130,12 +136,24 @@ class JaxEngine(Engine):
         return program(stacked, pool, [np.pad(order, room) for order in orders], active, np.int32(count))
 
     def test(self, stacked: Any, feeds: Sequence[Feed], active: np.ndarray) -> Any:
-        fresh, logs = np.ones(len(self._models), bool), None
+        return self._run("test", stacked, feeds, active, np.ones(self._width, bool))
+
+    def _run(
+        self, kind: str, stacked: Any, feeds: Sequence[Feed], active: np.ndarray, fresh: np.ndarray
+    ) -> Any:
+        logs = None
         for feed in feeds:
-            program = self._program("test", stacked, feed).result()
-            stacked, logs = program(stacked, feed.pool, feed.order, active, fresh)
-            fresh = np.zeros(len(self._models), bool)
+            for launch in self._launches(feed):
+                program = self._program(kind, stacked, launch).result()
+                stacked, logs = program(stacked, launch.pool, launch.order, active, fresh)
+                fresh = np.zeros(self._width, bool)
         return stacked, logs
+
+    def _launches(self, feed: Feed) -> list[Feed]:
+        """One, or one for each step: XLA's convolutions on a CPU take several times as long inside a loop as outside of one."""
+        if not self._step_by_step:
+            return [feed]
+        return [Feed(feed.pool, feed.order[:, step : step + 1]) for step in range(feed.shape[0])]
 
     def ready(self, logs: Any) -> bool:
         return all(leaf.is_ready() for leaf in jax.tree.leaves(logs))
@@ -354,6 +372,10 @@ def _starting_metrics(model: Any) -> list[np.ndarray]:
         np.asarray(variable.value if value is None else value)
         for variable, value in zip(model.metrics_variables, values, strict=True)
     ]
+
+
+def _convolves(model: Any) -> bool:
+    return any(isinstance(layer, _CONVOLUTIONS) for layer in model._flatten_layers())
 
 
 def _shows_metrics(model: Any, step: str) -> bool:
