@@ -54,7 +54,7 @@ class Uncalled(keras.Model):
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
-            loss = keras.ops.mean(keras.ops.square(self.part(data) - data))
+            loss: Any = keras.ops.mean(keras.ops.square(self.part(data) - data))
         weights = self.part.trainable_weights
         self.optimizer.apply(tape.gradient(loss, weights), weights)
         return {"loss": loss}
