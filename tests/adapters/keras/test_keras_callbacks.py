@@ -133,7 +133,8 @@ def test_keras_own_callbacks_do_what_they_do_in_fit(name, tmp_path):
     optimizer = "ema" if name == "SwapEMAWeights" else "SGD"
     reference, model = (zoo.sequential(optimizer=optimizer, rate=0.3) for _ in range(2))
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
-    theirs.mkdir(), ours.mkdir()
+    theirs.mkdir()
+    ours.mkdir()
     arguments = {"validation_split": 0.3, "epochs": 4}
     expected = zoo.alone(reference, x, y, callbacks=[CALLBACKS[name](theirs)], **arguments)
     result = zoo.ours([model], x, y, callbacks=[CALLBACKS[name](ours)], **arguments)[0]

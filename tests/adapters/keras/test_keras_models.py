@@ -211,6 +211,21 @@ def test_names_of_layers_are_not_taken_for_activations():
     assert len(groups) == 2
 
 
+def test_layers_adapted_to_different_data_are_told_apart():
+    x, y = zoo.arrays(5)
+
+    def adapted(scale):
+        with zoo.seeded(0):
+            layer = layers.Normalization()
+            layer.adapt(scale * x + scale)
+            return zoo.compiled(keras.Sequential([keras.Input((5,)), layer, layers.Dense(zoo.CLASSES)]))
+
+    assert len(plan(adapted(1.0), adapted(3.0))) == 2
+    results = zoo.ours([adapted(1.0), adapted(3.0)], x, y)
+    for scale, result in zip((1.0, 3.0), results, strict=True):
+        zoo.assert_history(result.history, zoo.alone(adapted(scale), x, y))
+
+
 def test_numbered_metrics_keep_their_names_in_a_stack():
     x, y = zoo.arrays(5)
     made = {"loss": "categorical_crossentropy"}

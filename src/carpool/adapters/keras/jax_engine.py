@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +23,14 @@ from keras.src.layers.convolutional.base_depthwise_conv import BaseDepthwiseConv
 from keras.src.layers.convolutional.base_separable_conv import BaseSeparableConv
 
 from carpool.adapters.keras.engine import Engine, Feed
+from carpool.adapters.keras.jax_program import chunk, epochs, steps_of
 from carpool.environment import cores
+from carpool.marks import Identity
 
 _KEPT = 128
 _programs: OrderedDict[Any, Future[Any]] = OrderedDict()
+_own_programs: WeakKeyDictionary[Any, OrderedDict[Any, Future[Any]]] = WeakKeyDictionary()
+"""Of models whose structure is theirs alone: such programs go with their model."""
 _CONVOLUTIONS = (BaseConv, BaseConvTranspose, BaseDepthwiseConv, BaseSeparableConv)
 _PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "rocm": "cuda", "cpu": "cpu", "tpu": "tpu"}
 
@@ -61,6 +66,7 @@ class JaxEngine(Engine):
         self._step_by_step = self._device.platform == "cpu" and _convolves(self._template)
         self.takes_epochs = not self._step_by_step
         self._mine: dict[Any, Future[Any]] = {}
+        self._is_own = any(isinstance(value, Identity) for _, value in key)
         self._pool = ThreadPoolExecutor(max(1, cores()))
 
     # The stack
@@ -171,7 +177,7 @@ class JaxEngine(Engine):
         def make() -> Any:
             step = self._train_step if kind == "train" else self._test_step
             shows = not _shows_metrics(self._template, f"{kind}_step")
-            return _chunk(_steps(step, shows), self._starts, self._results, self._width)
+            return chunk(steps_of(step, shows), self._starts, self._results, self._width)
 
         return self._kept((kind, feed.order.shape), inputs, make)
 
@@ -183,8 +189,8 @@ class JaxEngine(Engine):
 
         def make() -> Any:
             shows = not _shows_metrics(self._template, "train_step")
-            steps = _steps(self._train_step, shows)
-            return _epochs(steps, self._starts, self._results, self._width, most, shows)
+            steps = steps_of(self._train_step, shows)
+            return epochs(steps, self._starts, self._results, self._width, most, shows)
 
         return self._kept(("epochs", most, self._orders, *map(tuple, parts)), inputs, make)
 
@@ -194,15 +200,17 @@ class JaxEngine(Engine):
             return self._mine[kind]
         leaves, structure = jax.tree.flatten(inputs)
         shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
-        key = (kind, *self._key, self._width, str(structure), shapes)
-        if key not in _programs:
+        key = (kind, self._width, str(structure), shapes)
+        kept = _own_programs.setdefault(self._template, OrderedDict()) if self._is_own else _programs
+        key = key if self._is_own else (*key, *self._key)
+        if key not in kept:
             lowered = jax.jit(make(), donate_argnums=0).lower(*inputs)
-            _programs[key] = self._pool.submit(lowered.compile)
-        _programs.move_to_end(key)
-        while len(_programs) > _KEPT:
-            _programs.popitem(last=False)
-        self._mine[kind] = _programs[key]
-        return _programs[key]
+            kept[key] = self._pool.submit(lowered.compile)
+        kept.move_to_end(key)
+        while len(kept) > _KEPT:
+            kept.popitem(last=False)
+        self._mine[kind] = kept[key]
+        return kept[key]
 
     @property
     def _width(self) -> int:
@@ -231,7 +239,8 @@ class JaxEngine(Engine):
 
     def step_alone(self, row: int, feed: Feed) -> Mapping[str, Any]:
         model = self._models[row]
-        batch = jax.tree.map(lambda leaf: leaf[feed.order[row, 0]], feed.pool)
+        positions = feed.order[row if len(feed.order) > 1 else 0, 0]
+        batch = jax.tree.map(lambda leaf: leaf[positions], feed.pool)
         state = tuple([self.place(variable.value) for variable in part] for part in _variables(model))
         state = (*state[:3], [self.place(value) for value in self._starts])
         _, after = jax.jit(model.train_step)(state, batch)
@@ -249,105 +258,6 @@ class JaxEngine(Engine):
 
     def close(self) -> None:
         self._pool.shutdown(wait=False)
-
-
-def _steps(step: Any, shows: bool) -> Any:
-    """Many steps of one member. `shows`: a step shows more than its metrics say, and the last one's logs are wanted."""
-
-    def run(state: Any, pool: Any, order: Any) -> Any:
-        def advance(carried: Any, positions: Any) -> Any:
-            logs, state = step(carried[0], jax.tree.map(lambda leaf: leaf[positions], pool))
-            return (state, logs), None
-
-        carried, left = (state, None), order
-        if shows or len(order) == 1:  # a first step says what is carried on from step to step
-            carried, left = advance(carried, order[0])[0], order[1:]
-        return jax.lax.scan(advance, carried, left)[0] if len(left) else carried
-
-    return run
-
-
-def _begun(state: Any, starts: Sequence[Any], fresh: Any) -> Any:
-    """The state with the metrics of a fresh member begun anew."""
-    metrics = [
-        jnp.where(fresh, start.astype(now.dtype), now) for start, now in zip(starts, state[3], strict=True)
-    ]
-    return (*state[:3], metrics)
-
-
-def _chunk(steps: Any, starts: Sequence[Any], results: Any, width: int) -> Any:
-    """Steps of every row; rows that are not active keep what they had."""
-
-    def member(state: Any, pool: Any, order: Any, fresh: Any) -> Any:
-        state, logs = steps(_begun(state, starts, fresh), pool, order)
-        return state, (logs, results(state[3]))
-
-    def run(state: Any, pool: Any, order: Any, active: Any, fresh: Any) -> Any:
-        after, logs = _each(member, width, len(order), 0)(state, pool, order, fresh)
-        return _where(active, after, state), logs
-
-    return run
-
-
-def _epochs(steps: Any, starts: Sequence[Any], results: Any, width: int, most: int, shows: bool) -> Any:
-    """Whole epochs of every row, as many as `count` says: a loop on the device around those of an epoch's parts."""
-
-    def epoch(state: Any, pool: Any, orders: Any) -> Any:
-        state, logs = _begun(state, starts, True), None
-        for order in orders:
-            state, logs = steps(state, pool, order)
-        return state, (logs, results(state[3]))
-
-    def member(state: Any, pool: Any, orders: Any, count: Any) -> Any:
-        if shows:
-            empty = jax.eval_shape(epoch, state, pool, [order[0] for order in orders])[1]
-        else:
-            empty = (None, jax.eval_shape(results, state[3]))
-        shown = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), empty)
-
-        def advance(number: Any, carried: Any) -> Any:
-            state, shown = carried
-            state, logs = epoch(state, pool, [order[number] for order in orders])
-            return state, jax.tree.map(lambda kept, log: kept.at[number].set(log), shown, logs)
-
-        return jax.lax.fori_loop(0, count, advance, (state, shown))
-
-    def run(state: Any, pool: Any, orders: Any, active: Any, count: Any) -> Any:
-        after, logs = _each(member, width, len(orders[0]), None)(state, pool, orders, count)
-        by_epoch = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), logs)
-        return _where(active, after, state), by_epoch
-
-    return run
-
-
-def _each(member: Any, width: int, orders: int, last: int | None) -> Any:
-    """A member's function of state, pool, order and one thing more, for every row. The pool is one for all; `orders` may be one for all, and `last` says
-    whether the thing more is. A stack of one is not vmapped.
-    """
-    axes = (0, None, 0 if orders == width else None, last)
-    if width > 1:
-
-        def each(state: Any, pool: Any, order: Any, more: Any) -> Any:
-            own = order if orders == width else jax.tree.map(lambda leaf: leaf[0], order)
-            return jax.vmap(member, in_axes=axes)(state, pool, own, more)
-
-        return each
-
-    def alone(*inputs: Any) -> Any:
-        own = [
-            value if axis is None else jax.tree.map(lambda leaf: leaf[0], value)
-            for value, axis in zip(inputs, axes, strict=True)
-        ]
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], member(*own))
-
-    return alone
-
-
-def _where(active: Any, new: Any, old: Any) -> Any:
-    def kept(after: Any, before: Any) -> Any:
-        return jnp.where(active.reshape(-1, *[1] * (after.ndim - 1)), after, before)
-
-    return jax.tree.map(kept, new, old)
 
 
 def _variables(model: Any) -> tuple[list[Any], ...]:

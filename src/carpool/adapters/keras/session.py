@@ -326,10 +326,10 @@ class StackedFit(FusedSession):
     # What only groups need
 
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
-        """The first step of one row beside its model's own: rows of one signature differ in numbers alone."""
+        """The last row's first step beside its model's own: the program was traced with the first row's model."""
         if self.width == 1 or self._key in _checked:
             return Check(0, 0.0, None)
-        row, feed = rows[0], self._reading.feed(chunk.shortened(1))
+        row, feed = rows[-1], self._reading.feed(chunk.shortened(1))
         alone = self._engine.step_alone(row, feed)
         if alone is None:
             return Check(0, 0.0, None)

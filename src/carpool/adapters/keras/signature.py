@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 from keras.src.utils.module_utils import tensorflow as lazy_tensorflow
 
 from carpool.adapters.keras.fit import Fit
-from carpool.fingerprint import fingerprint
+from carpool.fingerprint import digest, fingerprint
 from carpool.marks import Identity
 from carpool.planning.spec import Signature
 
@@ -111,7 +112,7 @@ def _model(model: Any) -> Entries:
         yield "model", Identity(model)
         return
     try:
-        entries = [*_functions(model), *_flat("", _plain(model.get_config()))]
+        entries = [*_functions(model), *_numbers(model), *_flat("", _plain(model.get_config()))]
     except Exception:
         yield "model", Identity(model)
         return
@@ -129,6 +130,22 @@ def _functions(model: Any) -> Entries:
         for name, value in vars(layer).items():
             if isinstance(value, _FUNCTIONS) and not _comes_from_keras(value):
                 yield f"layer {number} ({type(layer).__name__}): {name}", fingerprint(value)
+
+
+def _numbers(model: Any) -> Entries:
+    """Arrays that layers hold outside of their variables, such as what Normalization was adapted to: a step has them in it."""
+    for number, layer in enumerate(model._flatten_layers(include_self=False)):
+        for name, value in vars(layer).items():
+            if _is_array(value):
+                held = np.ascontiguousarray(keras.ops.convert_to_numpy(value))
+                label = f"layer {number} ({type(layer).__name__}): {name}, as it is held"
+                yield label, (held.shape, digest(held))
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or (
+        keras.ops.is_tensor(value) and not isinstance(value, keras.KerasTensor)
+    )
 
 
 def _comes_from_keras(function: Any) -> bool:
