@@ -137,7 +137,7 @@ def test_with_a_gpu_mps_is_on_and_the_frameworks_are_told(monkeypatch: pytest.Mo
     Path("env.py").write_text(f"import os; print(*(os.environ[name] for name in {names}))")
     result = carpool("--memory", "20GiB", "--share", "0.5", "env.py")
     assert result.exit_code == 0, result.output
-    assert f"env | 0.250000 {pipes} 50\n" in result.stdout
+    assert f"env | 0.237500 {pipes} 50\n" in result.stdout
     assert "carpool: MPS, which is running already\n" in result.stderr
     assert "MPS" not in carpool("--no-mps", "show.py").stderr
 

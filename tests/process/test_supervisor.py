@@ -57,7 +57,7 @@ def test_the_environment_is_set_before_a_framework_is_imported(monkeypatch):
 def test_frameworks_that_were_imported_would_be_told():
     """The list above is empty because nothing was imported, not because nobody looked."""
     assert "torch" in inside._FRAMEWORKS
-    assert inside.imported() == ("torch",)
+    assert "torch" in inside.imported()
 
 
 def test_what_can_be_imported_here_can_be_imported_there(tmp_path, monkeypatch):

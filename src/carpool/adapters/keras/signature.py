@@ -143,9 +143,9 @@ def _numbers(model: Any) -> Entries:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or (
-        keras.ops.is_tensor(value) and not isinstance(value, keras.KerasTensor)
-    )
+    if isinstance(value, keras.Variable | keras.KerasTensor):
+        return False
+    return isinstance(value, np.ndarray) or keras.ops.is_tensor(value)
 
 
 def _comes_from_keras(function: Any) -> bool:
