@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import keras
@@ -44,7 +44,6 @@ class Fit:
     validation: Arrays | None = None
     own: str | None = None
     """Why the job trains by its model's own `fit`, paused between batches; None where programs can run its steps."""
-    order: Any = field(default=None)
 
     @property
     def course(self) -> Course:

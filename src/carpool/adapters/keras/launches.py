@@ -21,8 +21,8 @@ _LONG_S = 0.25
 class Launch:
     """A program that was enqueued, and what it showed once it is read."""
 
-    def __init__(self, logs: Any, steps: int) -> None:
-        self.logs, self.steps, self.at_s = logs, steps, time.perf_counter()
+    def __init__(self, logs: Any) -> None:
+        self.logs, self.at_s = logs, time.perf_counter()
         self._shown: Mapping[str, np.ndarray] | None = None
 
     def read(self, engine: Engine) -> Mapping[str, np.ndarray]:

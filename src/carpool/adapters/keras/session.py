@@ -119,7 +119,7 @@ class StackedFit(FusedSession):
         for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
             active[row], fresh[row], first[row] = True, cursor.batch == 0, cursor.step
         self._stack, logs = self._engine.train(self._stack, feed, active, fresh, first)
-        seen.launch = Launch(logs, chunk.steps)
+        seen.launch = Launch(logs)
 
     def _launch_epochs(self) -> None:
         """Launches the whole epochs that wait as one."""
@@ -135,7 +135,7 @@ class StackedFit(FusedSession):
         self._enqueued, logs = self._engine.train_epochs(
             self._enqueued, self._reading.pool, orders, active, held.full
         )
-        launch = Launch(logs, sum(chunk.steps for chunk, _, _ in taken))
+        launch = Launch(logs)
         for position, (_, _, seen) in enumerate(taken):
             seen.launch, seen.epoch = launch, position // len(held.parts)
 
