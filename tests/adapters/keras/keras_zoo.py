@@ -78,7 +78,7 @@ MODELS: dict[str, tuple[tuple[int, ...], Callable[[], list[Any]]]] = {
     "recurrent dropout": ((5, 3), lambda: [layers.LSTM(4, dropout=0.2, recurrent_dropout=0.2, seed=1)]),
 }
 RANDOM = ("dropout", "noise", "spatial dropout", "flipped", "recurrent dropout")
-UNFUSED = ("attention",)
+UNFUSED = ("attention", *(("preprocessing", "discretized") if keras.backend.backend() == "torch" else ()))
 
 
 class _Attending(layers.Layer):

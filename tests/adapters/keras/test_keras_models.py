@@ -95,6 +95,11 @@ KINDS = {
     ),
 }
 
+if zoo.BACKEND != "jax":
+    del KINDS["no loss"]  # fit itself warns there, and warnings are errors here
+if zoo.BACKEND == "torch":
+    del KINDS["steps_per_execution"]  # fit itself refuses it there
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_of_every_kind(kind):
@@ -226,6 +231,7 @@ def test_layers_adapted_to_different_data_are_told_apart():
         zoo.assert_history(result.history, zoo.alone(adapted(scale), x, y))
 
 
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="AUC trains by its own fit there")
 def test_numbered_metrics_keep_their_names_in_a_stack():
     x, y = zoo.arrays(5)
     made = {"loss": "categorical_crossentropy"}

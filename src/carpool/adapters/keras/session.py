@@ -367,10 +367,10 @@ class StackedFit(FusedSession):
             if row in self._left:
                 continue
             fit.moments.end()
-            self._engine.revert(row)
             if row in self._start:
                 for variable, value in zip(_held(fit.model), self._start[row], strict=True):
                     variable.assign(value)
+            self._engine.revert(row)  # last: where the models are the stack, it knows what they came with
 
     def timing(self) -> tuple[float, float]:
         """No step's time: chunks are not cut to a slice, for each other length would have to be compiled."""

@@ -78,9 +78,9 @@ def traced(model: Any, pool: Any, form: Form, is_jit: bool, plain_reason: str | 
         tf.cond(fresh, lambda: _nothing(model.reset_metrics), _nothing)
 
         def batch(step: Any) -> Any:
-            return tree.map_structure(
-                lambda leaf: None if leaf is None else tf.gather(leaf, order[step]), nest
-            )
+            # As in `fit`, a trace does not know how many samples a batch has: where it does, Keras weighs some metrics by it.
+            positions = tf.compat.v1.placeholder_with_default(order[step], [None])
+            return tree.map_structure(lambda leaf: None if leaf is None else tf.gather(leaf, positions), nest)
 
         shown = _looped(model, form, batch, count)
         names.extend(shown)
