@@ -114,5 +114,5 @@ def test_convolutions_on_a_cpu_are_not_run_inside_a_loop() -> None:
     result = carpool.fit([convolving()], reporters=[], **data)[0]
     for name, values in alone.history.items():
         np.testing.assert_allclose(result.history[name], values, rtol=1e-5)
-    assert not JaxEngine([convolving()], "cpu", "key", [0]).takes_epochs
-    assert JaxEngine([reconstructing()], "cpu", "key", [0]).takes_epochs
+    assert not JaxEngine([convolving()], "cpu", (), [0]).takes_epochs
+    assert JaxEngine([reconstructing()], "cpu", (), [0]).takes_epochs
