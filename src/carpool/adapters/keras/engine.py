@@ -123,13 +123,13 @@ class Engine(ABC):
         self, stacked: Stacked, pool: Any, parts: Sequence[tuple[int, int]], most: int
     ) -> None:
         """Begins to make the program of `train_epochs` for epochs of these parts, at most so many at once."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} takes no epochs: see takes_epochs")
 
     def train_epochs(
         self, stacked: Stacked, pool: Any, orders: Sequence[np.ndarray], active: np.ndarray, most: int
     ) -> tuple[Stacked, Logs]:
         """Enqueues whole epochs: for each part of an epoch an order [rows, epochs, steps, batch]. Logs are [epochs, rows]."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} takes no epochs: see takes_epochs")
 
     @abstractmethod
     def test(self, stacked: Stacked, feeds: Sequence[Feed], active: np.ndarray) -> tuple[Stacked, Logs]:
@@ -159,8 +159,8 @@ class Engine(ABC):
         return None
 
     def after_step(self, stacked: Stacked, row: int, logs: Logs) -> Mapping[str, Any]:
-        """The same of a stack that took one step."""
-        raise NotImplementedError
+        """The same of a stack that took one step; an engine that has `step_alone` has this."""
+        raise NotImplementedError(f"{type(self).__name__} steps no model alone")
 
     def close(self) -> None:
         """Gives every byte back."""

@@ -289,6 +289,13 @@ class StackedFit(FusedSession):
         finally:
             self._stack = self._engine.take(self._stack, row)
 
+    def _bring_home(self) -> None:
+        """Gives every model its row's state; nothing changes it there."""
+        for row, fit in self._fits.items():
+            if row not in self._start:
+                self._start[row] = [_copied(variable) for variable in _held(fit.model)]
+        self._engine.put_all(self._stack, list(self._fits))
+
     # States
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -326,9 +333,15 @@ class StackedFit(FusedSession):
     # What only groups need
 
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
-        """The last row's first step beside its model's own: the program was traced with the first row's model."""
-        if self.width == 1 or self._key in _checked:
+        """The last row's step beside its model's own: the program was traced with the first row's model.
+
+        A structure's first step is compared once in a process, later ones wherever that is asked for.
+        """
+        is_first = all(cursor.step == 0 for cursor in chunk.cursors)
+        if self.width == 1 or (is_first and self._key in _checked):
             return Check(0, 0.0, None)
+        if not is_first:
+            self._bring_home()
         row, feed = rows[-1], self._reading.feed(chunk.shortened(1))
         alone = self._engine.step_alone(row, feed)
         if alone is None:
