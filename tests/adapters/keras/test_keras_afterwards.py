@@ -126,20 +126,25 @@ def test_a_neighbour_that_leaves_changes_no_bit():
         assert stays[place].history == leaves[place].history
 
 
-def test_a_stack_that_falls_back_starts_again_from_what_the_models_came_with(monkeypatch):
-    """Also where callbacks had been given what the stack had reached."""
+def raise_once(monkeypatch, at, error):
+    """The launch of this number raises, instead of being one."""
     from carpool.adapters.keras.session import StackedFit
 
-    x, y = zoo.arrays(5)
     advance, calls = StackedFit.advance, []
 
-    def fails_once(session, chunk):
+    def advanced(session, chunk):
         calls.append(chunk)
-        if len(calls) == 3:
-            raise ValueError("a launch failed")
+        if len(calls) == at:
+            raise error
         return advance(session, chunk)
 
-    monkeypatch.setattr(StackedFit, "advance", fails_once)
+    monkeypatch.setattr(StackedFit, "advance", advanced)
+
+
+def test_a_stack_that_falls_back_starts_again_from_what_the_models_came_with(monkeypatch):
+    """Also where callbacks had been given what the stack had reached."""
+    x, y = zoo.arrays(5)
+    raise_once(monkeypatch, 3, ValueError("a launch failed"))
     seen = [[], []]
     callbacks = {
         str(i): [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs, i=i: seen[i].append(epoch))]
@@ -156,18 +161,8 @@ def test_a_stack_that_falls_back_starts_again_from_what_the_models_came_with(mon
 
 
 def test_a_device_that_is_full_is_left_and_the_jobs_go_on_by_themselves(monkeypatch):
-    from carpool.adapters.keras.session import StackedFit
-
     x, y = zoo.arrays(5)
-    advance, calls = StackedFit.advance, []
-
-    def is_full_once(session, chunk):
-        calls.append(chunk)
-        if len(calls) == 2:
-            raise MemoryError("no room")
-        return advance(session, chunk)
-
-    monkeypatch.setattr(StackedFit, "advance", is_full_once)
+    raise_once(monkeypatch, 2, MemoryError("no room"))
     results = zoo.ours([zoo.sequential(seed=i) for i in range(2)], x, y)
     for i, result in enumerate(results):
         zoo.assert_history(result.history, zoo.alone(zoo.sequential(seed=i), x, y))

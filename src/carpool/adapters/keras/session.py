@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from carpool.adapters.base import Check, FusedSession, JobState, MetricRow, Prepared, StepFailure, Ticket
+from carpool.adapters.keras.check import CHECKED, compared
 from carpool.adapters.keras.engine import Engine, Feed
 from carpool.adapters.keras.fit import Fit
 from carpool.adapters.keras.launches import Held, Launch, Seen
@@ -18,9 +19,6 @@ from carpool.adapters.keras.reading import Reading, shapes
 from carpool.adapters.keras.shown import Shown
 from carpool.job import Job
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor
-
-_checked: set[Any] = set()  # structures whose first step was compared in this process
-_RTOL, _ATOL = 2e-4, 2e-5  # of one step together against one alone, in single precision
 
 
 class StackedFit(FusedSession):
@@ -338,7 +336,7 @@ class StackedFit(FusedSession):
         A structure's first step is compared once in a process, later ones wherever that is asked for.
         """
         is_first = all(cursor.step == 0 for cursor in chunk.cursors)
-        if self.width == 1 or (is_first and self._key in _checked):
+        if self.width == 1 or (is_first and self._key in CHECKED):
             return Check(0, 0.0, None)
         if not is_first:
             self._bring_home()
@@ -349,9 +347,9 @@ class StackedFit(FusedSession):
         every = np.ones(self.width, bool)
         first = np.zeros(self.width, np.int64)
         trial, logs = self._engine.train(self._engine.stack(), feed, every, every, first)
-        check = _compared(self._fits[row], alone, self._engine.after_step(trial, row, logs))
+        check = compared(str(self._fits[row].job.name), alone, self._engine.after_step(trial, row, logs))
         if check.mismatch is None:
-            _checked.add(self._key)
+            CHECKED.add(self._key)
         return check
 
     def resize(self, width: int) -> Mapping[int, int]:
@@ -407,13 +405,3 @@ def _held(model: Any) -> list[Any]:
 
 def _copied(variable: Any) -> np.ndarray:
     return np.array(keras.ops.convert_to_numpy(variable))
-
-
-def _compared(fit: Fit, alone: Mapping[str, Any], together: Mapping[str, Any]) -> Check:
-    worst, mismatch = 0.0, None
-    for (path, ours), theirs in zip(alone.items(), together.values(), strict=True):
-        difference = float(np.max(np.abs(ours - theirs), initial=0.0))
-        worst = max(worst, difference)
-        if not np.allclose(theirs, ours, rtol=_RTOL, atol=_ATOL, equal_nan=True) and mismatch is None:
-            mismatch = f"{fit.job.name!r}: {path} differs by {difference:.1e} after a step"
-    return Check(1, worst, mismatch)
