@@ -224,7 +224,7 @@ def test_a_hundred_learning_rates_of_one_model_are_compiled_once():
     results = zoo.ours(models, x, y, epochs=1)
     made = set(jax_engine._programs) - before
     assert {result.strategy for result in results} == {"fused"}
-    wide = [key[0][0] for key in made if key[3] == 100]
+    wide = [asked.kind for asked in made if asked.width == 100]
     assert wide.count("epochs") == 1
     assert len(wide) <= 2  # the other is the first step, where that was not compared before
     assert len({result.history["loss"][0] for result in results}) == 100

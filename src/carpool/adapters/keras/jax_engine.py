@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import jax
@@ -28,11 +28,23 @@ from carpool.environment import cores
 from carpool.marks import Identity
 
 _KEPT = 128
-_programs: OrderedDict[Any, Future[Any]] = OrderedDict()
-_own_programs: WeakKeyDictionary[Any, OrderedDict[Any, Future[Any]]] = WeakKeyDictionary()
+_programs: OrderedDict[Asked, Future[Any]] = OrderedDict()
+_own_programs: WeakKeyDictionary[Any, OrderedDict[Asked, Future[Any]]] = WeakKeyDictionary()
 """Of models whose structure is theirs alone: such programs go with their model."""
 _CONVOLUTIONS = (BaseConv, BaseConvTranspose, BaseDepthwiseConv, BaseSeparableConv)
 _PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "rocm": "cuda", "cpu": "cpu", "tpu": "tpu"}
+
+
+class Asked(NamedTuple):
+    """What tells one program from another."""
+
+    kind: str
+    sizes: tuple[Any, ...]
+    width: int
+    structure: str
+    shapes: tuple[Any, ...]
+    models: Any
+    """Their structure, or None where the program is kept with the one model it is of."""
 
 
 class JaxEngine(Engine):
@@ -179,7 +191,7 @@ class JaxEngine(Engine):
             shows = not _shows_metrics(self._template, f"{kind}_step")
             return chunk(steps_of(step, shows), self._starts, self._results, self._width)
 
-        return self._kept((kind, feed.order.shape), inputs, make)
+        return self._kept(kind, feed.order.shape, inputs, make)
 
     def _epochs_program(
         self, stacked: Any, pool: Any, parts: Sequence[tuple[int, int]], most: int
@@ -192,24 +204,24 @@ class JaxEngine(Engine):
             steps = steps_of(self._train_step, shows)
             return epochs(steps, self._starts, self._results, self._width, most, shows)
 
-        return self._kept(("epochs", most, self._orders, *map(tuple, parts)), inputs, make)
+        return self._kept("epochs", (most, self._orders, *map(tuple, parts)), inputs, make)
 
-    def _kept(self, kind: Any, inputs: Any, make: Any) -> Future[Any]:
-        """The program of this kind, from this session, from the process, or made now."""
-        if kind in self._mine:
-            return self._mine[kind]
+    def _kept(self, kind: str, sizes: tuple[Any, ...], inputs: Any, make: Any) -> Future[Any]:
+        """The program of this kind and these sizes, from this session, from the process, or made now."""
+        if (kind, sizes) in self._mine:
+            return self._mine[kind, sizes]
         leaves, structure = jax.tree.flatten(inputs)
         shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
-        key = (kind, self._width, str(structure), shapes)
+        models = None if self._is_own else self._key
+        key = Asked(kind, sizes, self._width, str(structure), shapes, models)
         kept = _own_programs.setdefault(self._template, OrderedDict()) if self._is_own else _programs
-        key = key if self._is_own else (*key, *self._key)
         if key not in kept:
             lowered = jax.jit(make(), donate_argnums=0).lower(*inputs)
             kept[key] = self._pool.submit(lowered.compile)
         kept.move_to_end(key)
         while len(kept) > _KEPT:
             kept.popitem(last=False)
-        self._mine[kind] = kept[key]
+        self._mine[kind, sizes] = kept[key]
         return kept[key]
 
     @property
