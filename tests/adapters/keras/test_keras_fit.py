@@ -230,6 +230,26 @@ def test_a_hundred_learning_rates_of_one_model_are_compiled_once():
     assert len({result.history["loss"][0] for result in results}) == 100
 
 
+def test_a_large_model_alone_keeps_its_own_arrays(monkeypatch):
+    """Programs write over a large state; the model's arrays are copied before, and those it is given afterwards are its own."""
+    if zoo.BACKEND != "jax":
+        pytest.skip("arrays are taken as they are on JAX")
+    from carpool.adapters.keras import jax_engine
+
+    monkeypatch.setattr(jax_engine, "_SMALL_BYTES", 0)
+    x, y = zoo.arrays(5)
+    model = zoo.sequential()
+    before = [variable.value for variable in model.variables]
+    (result,) = zoo.ours([model], x, y, epochs=3)
+    assert not any(value.is_deleted() for value in before)
+    other = zoo.sequential()
+    zoo.assert_history(result.history, zoo.alone(other, x, y, epochs=3))
+    zoo.assert_same_model(model, other)
+    zoo.ours([model], x, y, epochs=1)
+    zoo.alone(other, x, y, epochs=1)
+    zoo.assert_same_model(model, other)
+
+
 def test_a_list_of_models_and_shared_data():
     x, y = zoo.arrays(5)
     results = zoo.ours([zoo.sequential(seed=i) for i in range(3)], x, y)

@@ -28,6 +28,9 @@ from carpool.environment import cores
 from carpool.marks import Identity
 
 _KEPT = 128
+_SMALL_BYTES = (
+    64 << 20
+)  # of a model alone: twice that is nothing, and its arrays are taken and given as they are
 _programs: OrderedDict[Asked, Future[Any]] = OrderedDict()
 _own_programs: WeakKeyDictionary[Any, OrderedDict[Asked, Future[Any]]] = WeakKeyDictionary()
 """Of models whose structure is theirs alone: such programs go with their model."""
@@ -72,6 +75,8 @@ class JaxEngine(Engine):
         self._template = self._models[0]
         self._key = (key, device)
         self._device = _device(device)
+        self._place = jax.sharding.SingleDeviceSharding(self._device)
+        self._donates = len(models) > 1 or _bytes(self._template) > _SMALL_BYTES
         self._known: dict[int, list[Any]] = {}
         """Of each row what its model's variables held when they were last read or written."""
         self._starts = _starting_metrics(self._template)
@@ -88,22 +93,39 @@ class JaxEngine(Engine):
         rows = [_values(model) for model in self._models]
         for row, values in enumerate(rows):
             self._known[row] = [value for part in values for value in part]
+        if self._width == 1:
+            return jax.tree.map(self._own, rows[0])
         host = jax.device_get(rows)
         return self.place(jax.tree.map(lambda *leaves: np.stack(leaves), *host))
+
+    def _own(self, value: Any) -> Any:
+        """A variable's value as the stack of one holds it: the same array, unless programs write over what they are given."""
+        placed = value if value.sharding == self._place else self.place(value)
+        return jnp.copy(placed) if self._donates and placed is value else placed
 
     def put(self, stacked: Any, row: int) -> None:
         self.put_all(stacked, [row])
 
     def put_all(self, stacked: Any, rows: Sequence[int]) -> None:
         """Likewise by way of the host."""
-        host = jax.tree.leaves(jax.device_get(stacked))
+        leaves = jax.tree.leaves(stacked)
+        host = leaves if self._width == 1 else jax.device_get(leaves)
         for row in rows:
             variables = [variable for part in _variables(self._models[row]) for variable in part]
             places = [variable.value.sharding for variable in variables]
-            values = jax.device_put([leaf[row] for leaf in host], places)
+            if self._width == 1:
+                values = [self._given(leaf, place) for leaf, place in zip(host, places, strict=True)]
+            else:
+                values = jax.device_put([leaf[row] for leaf in host], places)
             for variable, value in zip(variables, values, strict=True):
                 variable._direct_assign(value)
             self._known[row] = values
+
+    def _given(self, leaf: Any, place: Any) -> Any:
+        """The reverse of `_own`."""
+        if leaf.sharding != place:
+            return jax.device_put(leaf, place)
+        return jnp.copy(leaf) if self._donates else leaf
 
     def take(self, stacked: Any, row: int) -> Any:
         known = iter(self._known[row])
@@ -112,18 +134,23 @@ class JaxEngine(Engine):
             changed = [variable.value is not next(known) for variable in part]
             parts.append(
                 [
-                    value.at[row].set(self.place(variable.value)) if is_changed else value
+                    self._with(value, row, variable.value) if is_changed else value
                     for variable, value, is_changed in zip(part, values, changed, strict=True)
                 ]
             )
         self._known[row] = [v.value for part in _variables(self._models[row]) for v in part]
         return tuple(parts)
 
+    def _with(self, stacked: Any, row: int, value: Any) -> Any:
+        return self._own(value) if self._width == 1 else stacked.at[row].set(self.place(value))
+
     def narrow(self, stacked: Any, rows: Sequence[int]) -> Any:
         kept = jnp.asarray(list(rows))
         self._models = [self._models[row] for row in rows]
         self._known = {i: self._known[row] for i, row in enumerate(rows)}
         self._mine = {}
+        if self._width == 1:
+            return jax.tree.map(lambda leaf: leaf[kept[0]], stacked)
         return jax.tree.map(lambda leaf: leaf[kept], stacked)
 
     def place(self, array: Any) -> Any:
@@ -216,7 +243,8 @@ class JaxEngine(Engine):
         key = Asked(kind, sizes, self._width, str(structure), shapes, models)
         kept = _own_programs.setdefault(self._template, OrderedDict()) if self._is_own else _programs
         if key not in kept:
-            lowered = jax.jit(make(), donate_argnums=0).lower(*inputs)
+            donated = {"donate_argnums": 0} if self._donates else {}
+            lowered = jax.jit(make(), **donated).lower(*inputs)
             kept[key] = self._pool.submit(lowered.compile)
         kept.move_to_end(key)
         while len(kept) > _KEPT:
@@ -264,7 +292,7 @@ class JaxEngine(Engine):
     def after_step(self, stacked: Any, row: int, logs: Any) -> Mapping[str, Any]:
         model = self._models[row]
         return {
-            variable.path: np.asarray(value[row])
+            variable.path: np.asarray(value if self._width == 1 else value[row])
             for variable, value in zip(_variables(model)[0], stacked[0], strict=True)
         }
 
@@ -283,6 +311,10 @@ def _variables(model: Any) -> tuple[list[Any], ...]:
 
 def _values(model: Any) -> tuple[list[Any], ...]:
     return tuple([variable.value for variable in part] for part in _variables(model))
+
+
+def _bytes(model: Any) -> int:
+    return sum(value.nbytes for part in _values(model) for value in part)
 
 
 def _starting_metrics(model: Any) -> list[np.ndarray]:

@@ -1,4 +1,7 @@
-"""Programs of a stack on JAX: steps of one member under scan, chunks and epochs of all members under vmap. Pure functions."""
+"""Programs of a stack on JAX: steps of one member under scan, chunks and epochs of all members under vmap. Pure functions.
+
+The state of a stack of one has no axis for its rows: it is the member's own.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def chunk(steps: Any, starts: Sequence[Any], results: Any, width: int) -> Any:
 
     def run(state: Any, pool: Any, order: Any, active: Any, fresh: Any) -> Any:
         after, logs = _each(member, width, len(order), 0)(state, pool, order, fresh)
-        return _where(active, after, state), logs
+        return _where(active, after, state, width), logs
 
     return run
 
@@ -73,7 +76,7 @@ def epochs(steps: Any, starts: Sequence[Any], results: Any, width: int, most: in
     def run(state: Any, pool: Any, orders: Any, active: Any, count: Any) -> Any:
         after, logs = _each(member, width, len(orders[0]), None)(state, pool, orders, count)
         by_epoch = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), logs)
-        return _where(active, after, state), by_epoch
+        return _where(active, after, state, width), by_epoch
 
     return run
 
@@ -91,18 +94,20 @@ def _each(member: Any, width: int, orders: int, last: int | None) -> Any:
 
         return each
 
-    def alone(*inputs: Any) -> Any:
+    def alone(state: Any, *shared: Any) -> Any:
         own = [
             value if axis is None else jax.tree.map(lambda leaf: leaf[0], value)
-            for value, axis in zip(inputs, axes, strict=True)
+            for value, axis in zip(shared, axes[1:], strict=True)
         ]
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], member(*own))
+        after, logs = member(state, *own)
+        return after, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], logs)
 
     return alone
 
 
-def _where(active: Any, new: Any, old: Any) -> Any:
+def _where(active: Any, new: Any, old: Any, width: int) -> Any:
     def kept(after: Any, before: Any) -> Any:
-        return jnp.where(active.reshape(-1, *[1] * (after.ndim - 1)), after, before)
+        rows = active[0] if width == 1 else active.reshape(-1, *[1] * (after.ndim - 1))
+        return jnp.where(rows, after, before)
 
     return jax.tree.map(kept, new, old)
