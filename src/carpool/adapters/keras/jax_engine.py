@@ -243,8 +243,7 @@ class JaxEngine(Engine):
         key = Asked(kind, sizes, self._width, str(structure), shapes, models)
         kept = _own_programs.setdefault(self._template, OrderedDict()) if self._is_own else _programs
         if key not in kept:
-            donated = {"donate_argnums": 0} if self._donates else {}
-            lowered = jax.jit(make(), **donated).lower(*inputs)
+            lowered = jax.jit(make(), donate_argnums=(0,) if self._donates else ()).lower(*inputs)
             kept[key] = self._pool.submit(lowered.compile)
         kept.move_to_end(key)
         while len(kept) > _KEPT:
