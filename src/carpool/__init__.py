@@ -3,6 +3,9 @@
 Importing this imports no framework and touches no device.
 """
 
+from importlib import import_module
+from typing import Any
+
 from carpool import data
 from carpool.errors import CarpoolError, Interrupted
 from carpool.fit import each, fit
@@ -43,3 +46,10 @@ __all__ = [
     "predict",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`carpool.jax`, which imports JAX, when it is first asked for."""
+    if name == "jax":
+        return import_module("carpool.jax")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -237,7 +237,7 @@ def _close(loaded: Mapping[str, Adapter]) -> None:
 
 def _adapter(job: Job, loaded: dict[str, Adapter], compile: str | bool) -> Adapter:
     is_factory = isinstance(job.model, str) or (callable(job.model) and not _is_model(job.model))
-    kind = adapters.for_factory(job.fit is not None) if is_factory else adapters.claiming(job.model)
+    kind = adapters.for_factory(job) if is_factory else adapters.claiming(job.model)
     return loaded.setdefault(kind.name, kind(compile))
 
 

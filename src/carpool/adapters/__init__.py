@@ -8,10 +8,12 @@ from typing import Any
 
 from carpool.adapters.base import Adapter
 from carpool.errors import ModelError, sentence
+from carpool.job import Job
 
 TABLE = {
     "keras": "carpool.adapters.keras.train:KerasAdapter",  # before torch: a Keras model on torch is a torch module too
     "torch": "carpool.adapters.torch.train:TorchAdapter",
+    "jax": "carpool.adapters.jax.train:JaxAdapter",
     "loop": "carpool.adapters.loop.train:LoopAdapter",
 }
 
@@ -29,7 +31,7 @@ def claiming(model: Any) -> type[Adapter]:
             return load(name)
     raise ModelError(
         sentence(
-            "a model of torch or Keras, or a factory of one",
+            "a model of torch, JAX or Keras, or a factory of one",
             f"{type(model).__name__}",
             "see Job.model",
         )
@@ -41,6 +43,15 @@ def has_weights(model: Any) -> bool:
     return any(name in sys.modules and load(name).claims(model) for name in TABLE if name != "loop")
 
 
-def for_factory(is_fit: bool) -> type[Adapter]:
-    """The adapter that will call a factory: Keras' where the job holds arguments of `fit`, else torch's."""
-    return load("keras" if is_fit else "torch")
+def for_factory(job: Job) -> type[Adapter]:
+    """The adapter that will call a job's factory: Keras' where the job holds arguments of `fit`, JAX's where its optimizer is one of optax, else torch's."""
+    if job.fit is not None:
+        return load("keras")
+    optimizer = job.optimizer[0] if isinstance(job.optimizer, tuple) and job.optimizer else job.optimizer
+    is_optax = type(optimizer).__module__.partition(".")[0] in ("optax", "flax") or _updates(job.optimizer)
+    return load("jax" if is_optax else "torch")
+
+
+def _updates(optimizer: Any) -> bool:
+    """Whether it is a pair of functions as optax has them; its own class is a tuple too."""
+    return callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))

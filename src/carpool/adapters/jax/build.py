@@ -1,0 +1,234 @@
+"""From a job to JAX objects: factories called, the model taken apart, the optimizer's state begun, data as arrays."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from carpool.adapters.jax.forms import Form, Parts, form_of
+from carpool.adapters.jax.keys import init_key
+from carpool.errors import DataError, JobError, LossError, ModelError, OptimizerError, sentence
+from carpool.job import Job
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """A nest of arrays with one first dimension, and the view of it that a job reads."""
+
+    leaves: tuple[Any, ...]
+    tree: Any
+    index: np.ndarray | None = None
+
+    @property
+    def samples(self) -> int:
+        return len(self.leaves[0])
+
+    @property
+    def length(self) -> int:
+        return self.samples if self.index is None else len(self.index)
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Which arrays these are."""
+        return tuple(map(id, self.leaves))
+
+    @property
+    def shapes(self) -> tuple[Any, ...]:
+        """What a sample is."""
+        return (str(self.tree), *((leaf.shape[1:], str(leaf.dtype)) for leaf in self.leaves))
+
+    def nest(self, leaves: Any) -> Any:
+        return jax.tree.unflatten(self.tree, list(leaves))
+
+    def batch(self, size: int) -> Any:
+        """The shapes and types of a batch."""
+        return self.nest(jax.ShapeDtypeStruct((size, *leaf.shape[1:]), _type(leaf)) for leaf in self.leaves)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A job's objects."""
+
+    job: Job
+    model: Any
+    form: Form
+    parts: Parts
+    optimizer: Any
+    state: Any
+    """Of the optimizer."""
+    data: Arrays
+    validation: Arrays | None
+
+
+def build(job: Job) -> Built:
+    _check(job)
+    data = build_data(job, job.data, job.index, "data")
+    validation = job.validation_data
+    model = build_model(job, data)
+    form = form_of(model)
+    assert form is not None
+    parts = form.split(model)
+    if not jax.tree.leaves(parts.trained):
+        raise ModelError(says(job, "a model with parameters", "no floating point array", "pass parameters"))
+    optimizer, state = build_optimizer(job, parts)
+    held = build_data(job, validation, None, "validation_data") if validation is not None else None
+    return Built(job, model, form, parts, optimizer, state, data, held)
+
+
+def _check(job: Job) -> None:
+    if job.loss is None and job.step is None:
+        raise LossError(
+            says(job, "loss= or step=", "neither", "pass loss=, a function of (prediction, target)")
+        )
+    remedies = {
+        "phases": "write one step= with one optimizer, such as optax.multi_transform",
+        "scheduler": "give the schedule to the optimizer: optax.adam(optax.cosine_decay_schedule(...))",
+        "fit": "it holds arguments of Keras' fit: leave it out",
+    }
+    for word, remedy in remedies.items():
+        if getattr(job, word) is not None:
+            raise JobError(says(job, f"a JAX job without {word}=", "one", remedy))
+    if job.accumulate > 1:
+        remedy = "wrap the optimizer: optax.MultiSteps(optimizer, every_k_schedule=n)"
+        raise JobError(says(job, "a JAX job without accumulate=", str(job.accumulate), remedy))
+    if job.precision != "inherit":
+        raise JobError(
+            says(
+                job, 'precision="inherit" of a JAX job', repr(job.precision), "cast in the model or the step"
+            )
+        )
+
+
+def build_model(job: Job, data: Arrays) -> Any:
+    """The model itself, or what its factory makes of the job's key."""
+    made = imported(job.model) if isinstance(job.model, str) else job.model
+    if not _is_model(made):
+        if not callable(made):
+            raise ModelError(
+                says(
+                    job, "parameters, a module, or a function of a key", type(made).__name__, "see Job.model"
+                )
+            )
+        made = made(init_key(job.seed))
+    if _is_unbound_linen(made):
+        made = _bound(made, data, job)
+    if not _is_model(made):
+        raise ModelError(
+            says(
+                job,
+                "a nest of JAX arrays, a carpool.jax.Model, or a Flax or Equinox module",
+                type(made).__name__,
+                "return one from the factory",
+            )
+        )
+    return made
+
+
+def _is_model(model: Any) -> bool:
+    return _is_unbound_linen(model) or form_of(model) is not None
+
+
+def _is_unbound_linen(model: Any) -> bool:
+    if "flax.linen" not in sys.modules:
+        return False
+    from carpool.adapters.jax.linen import LinenForm, is_bound
+
+    return LinenForm.claims(model) and not is_bound(model)
+
+
+def _bound(model: Any, data: Arrays, job: Job) -> Any:
+    from carpool.adapters.jax.linen import bound
+
+    sample = data.nest(leaf[:1] for leaf in data.leaves)
+    inputs = sample[0] if isinstance(sample, tuple | list) else sample
+    return bound(model, inputs, init_key(job.seed))
+
+
+def imported(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ModelError(
+            sentence('a model as "module:function"', repr(path), f"make it importable ({error})")
+        ) from error
+
+
+def is_optimizer(made: Any) -> bool:
+    return callable(getattr(made, "init", None)) and callable(getattr(made, "update", None))
+
+
+def build_optimizer(job: Job, parts: Parts) -> tuple[Any, Any]:
+    """The transformation, and its state: the one that was given, or its first."""
+    made: Any = job.optimizer
+    if isinstance(made, tuple) and len(made) == 2 and is_optimizer(made[0]):
+        return made
+    if not is_optimizer(made):
+        raise OptimizerError(
+            says(
+                job,
+                "an optax optimizer, or (optimizer, state) to go on from a state",
+                "None" if made is None else type(made).__name__,
+                "pass optimizer=optax.adam(1e-3)",
+            )
+        )
+    optimizer: Any = made
+    return optimizer, optimizer.init(parts.trained)
+
+
+def build_data(job: Job, data: Any, index: Any, word: str) -> Arrays:
+    """The user's nest of arrays, checked; nothing is copied."""
+    data = data() if callable(data) else data
+    if job.loss is not None and not (isinstance(data, tuple | list) and len(data) == 2):
+        raise DataError(
+            says(job, f"{word}=(x, y) beside loss=", type(data).__name__, "pass a pair, or use step=")
+        )
+    leaves, tree = jax.tree.flatten(data)
+    if not leaves:
+        raise DataError(says(job, f"arrays as {word}", "none", "pass a tuple of arrays (x, y)"))
+    for leaf in leaves:
+        if not isinstance(leaf, np.ndarray | jax.Array) or leaf.ndim == 0:
+            raise DataError(
+                says(job, f"NumPy or JAX arrays as {word}", type(leaf).__name__, "convert it with np.asarray")
+            )
+    lengths = [len(leaf) for leaf in leaves]
+    if len(set(lengths)) > 1:
+        raise DataError(says(job, f"arrays of one length as {word}", f"lengths {lengths}", "align x and y"))
+    arrays = Arrays(tuple(leaves), tree, _index(job, index, lengths[0]))
+    if arrays.length == 0:
+        raise DataError(
+            says(job, f"at least one sample as {word}", "0", "pass more data, or leave the job out")
+        )
+    return arrays
+
+
+def _index(job: Job, index: Any, length: int) -> np.ndarray | None:
+    if index is None:
+        return None
+    view = np.asarray(index).reshape(-1)
+    view = np.flatnonzero(view) if view.dtype == bool else view.astype(np.int64)
+    if len(view) and (view.min() < 0 or view.max() >= length):
+        raise DataError(
+            says(
+                job,
+                f"index within 0..{length - 1}",
+                f"{view.min()}..{view.max()}",
+                "index the data that was passed",
+            )
+        )
+    return view
+
+
+def _type(leaf: Any) -> Any:
+    """The type that JAX gives an array, which depends on whether it is told to use 64 bits."""
+    return jax.dtypes.canonicalize_dtype(leaf.dtype)
+
+
+def says(job: Job, expected: str, received: str, remedy: str) -> str:
+    """Our message, with the job it is about."""
+    return f"Job {job.name!r}: " + sentence(expected, received, remedy)

@@ -1,0 +1,31 @@
+"""Random keys: a job's own, by its seed and step alone, so that they are the same whoever runs beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+_STEPS = 0xFFFFFFFF
+"""What the steps' keys are folded from: `split(key, n)` gives the keys `fold_in(key, 0..n-1)`, and a model's init splits its key."""
+_MASK = 0xFFFFFFFF
+
+
+def init_key(seed: int) -> Any:
+    """The key that a job's factory is called with: `jax.random.key(seed)`.
+
+    >>> bool(init_key(3) == jax.random.key(3))
+    True
+    """
+    return jax.random.key(seed if -(1 << 31) <= seed < 1 << 31 else np.int32(seed & 0x7FFFFFFF))
+
+
+def steps_key(seed: int) -> Any:
+    """What the keys of a job's steps are folded from."""
+    return jax.random.fold_in(init_key(seed), np.uint32(_STEPS))
+
+
+def step_key(seed: int, step: int) -> Any:
+    """The key of a job's step, counted from 0 over the whole job. Public, so that anyone can reproduce a run in a loop of their own."""
+    return jax.random.fold_in(steps_key(seed), np.uint32(step & _MASK))

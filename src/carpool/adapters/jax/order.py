@@ -1,0 +1,60 @@
+"""The order in which rows read their samples, made on the device: `carpool.batch_order`, for all rows of a stack at once."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ORDER_CALL = 0xFFFFFFFF
+
+
+def _product(word: Any, multiplier: int) -> tuple[Any, Any]:
+    """High and low half of a 32 by 32 bit product, of 32-bit words alone: JAX has no longer ones unless it is told to."""
+    high, low = np.uint32(multiplier >> 16), np.uint32(multiplier & 0xFFFF)
+    a, b = word >> 16, word & 0xFFFF
+    middle = a * low + ((b * low) >> 16)
+    other = b * high + (middle & 0xFFFF)
+    return a * high + (middle >> 16) + (other >> 16), word * np.uint32(multiplier)
+
+
+def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[Any, Any, Any, Any]:
+    """`carpool.random.philox` in 32-bit words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        (h0, l0), (h1, l1) = _product(c0, _MULTIPLIERS[0]), _product(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
+        k0, k1 = k0 + np.uint32(_WEYL[0]), k1 + np.uint32(_WEYL[1])
+    return c0, c1, c2, c3
+
+
+@partial(jax.jit, static_argnums=0)
+def shuffled(longest: int, places: Any, lengths: Any, seeds: Any, epochs: Any) -> Any:
+    """The places [rows, longest] that each row reads in its epoch, in order; beyond a row's own length, anything.
+
+    `seeds` are [rows, 2], low and high word.
+    """
+
+    def row(place: Any, length: Any, seed: Any, epoch: Any) -> Any:
+        positions = jnp.arange(longest, dtype=jnp.uint32)
+        zero = positions * np.uint32(0)
+        words = philox(
+            (positions, zero + np.uint32(_ORDER_CALL), zero + epoch, zero), (zero + seed[0], zero + seed[1])
+        )
+        beyond = (positions >= length).astype(jnp.uint32)
+        _, _, _, order = jax.lax.sort((beyond, words[0], words[1] >> 1, positions), num_keys=3)
+        return place[order]
+
+    return jax.vmap(row)(places, lengths, seeds, epochs)
+
+
+def words(seed: int) -> tuple[int, int]:
+    """A seed's low and high word, as `carpool.batch_order` takes it."""
+    low = int(seed) & 0xFFFFFFFFFFFFFFFF
+    return low & 0xFFFFFFFF, low >> 32

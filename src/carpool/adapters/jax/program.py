@@ -1,0 +1,169 @@
+"""Programs of a stack: steps of all members in a loop on the device. Pure functions, nothing of a run in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from carpool.adapters.jax.lift import Lifted
+
+_EVALUATED = 0xFFFFFFFF  # the keys of validation are no step's
+
+
+class State(NamedTuple):
+    """What a member, or a stack of them, holds."""
+
+    trained: Any
+    rest: Any
+    optimizer: Any
+
+
+class Order(NamedTuple):
+    """What rows read: places in the pool [rows or 1, samples], and where in them each row's next batch begins."""
+
+    places: Any
+    offsets: Any
+
+
+Each = Callable[..., Any]
+"""A member's function made one of all rows: given it and its in_axes."""
+
+
+def step_of(gradient: Lifted, update: Lifted) -> Callable[..., tuple[State, dict[str, Any]]]:
+    """One step of one member: (state, batch, key, numbers) to the state afterwards and scalars by name."""
+
+    def step(state: State, batch: Any, key: Any, numbers: Any) -> tuple[State, dict[str, Any]]:
+        values, rest, slopes = gradient.run((state.trained, state.rest, batch, key), numbers[0])
+        trained, optimizer = update.run((slopes, state.optimizer, state.trained), numbers[1])
+        return State(trained, rest, optimizer), values
+
+    return step
+
+
+def training(
+    gradient: Lifted, update: Lifted, steps: int, size: int, rows: Each, shared: bool
+) -> Callable[..., Any]:
+    """So many steps of so many samples. A row that is not active, or whose loss is not finite, keeps every bit.
+
+    `shared`: all rows read the same. Gives the state, sums of scalars over samples, steps taken, and who is still sound, each by row.
+    """
+    step = step_of(gradient, update)
+
+    def member(carried: Any, batch: Any, key: Any, number: Any, numbers: Any, active: Any) -> Any:
+        state, sums, taken, sound = carried
+        after, values = step(state, batch, jax.random.fold_in(key, number), numbers)
+        runs = active & sound
+        sound = sound & (~runs | jnp.isfinite(values["loss"]))
+        kept = runs & sound
+        state = jax.tree.map(lambda new, old: jnp.where(kept, new, old), after, state)
+        sums = {
+            name: total + jnp.where(kept, values[name].astype(total.dtype) * size, 0)
+            for name, total in sums.items()
+        }
+        return state, sums, taken + kept, sound
+
+    def run(
+        state: State, pool: Any, order: Order, keys: Any, first: Any, numbers: Any, active: Any, count: Any
+    ) -> Any:
+        width = active.shape[0]
+
+        def batch_of(places: Any, offset: Any, number: Any) -> Any:
+            chosen = jax.lax.dynamic_slice(places, (offset + number * size,), (size,))
+            return jax.tree.map(lambda leaf: leaf[chosen], pool)
+
+        def one(
+            carried: Any,
+            places: Any,
+            offset: Any,
+            key: Any,
+            start: Any,
+            numbers: Any,
+            active: Any,
+            number: Any,
+        ) -> Any:
+            batch = places if shared else batch_of(places, offset, number)
+            return member(
+                carried, batch, key, start + number.astype(start.dtype), numbers, active & (number < count)
+            )
+
+        axes = (0, None if shared else 0, 0, 0, 0, 0, 0, None)
+
+        def advance(carried: Any, number: Any) -> Any:
+            places = batch_of(order.places[0], order.offsets[0], number) if shared else order.places
+            carried = rows(one, axes)(carried, places, order.offsets, keys, first, numbers, active, number)
+            return carried, None
+
+        sums = {name: jnp.zeros(width, jnp.float32) for name in _names(gradient)}
+        begun = (state, sums, jnp.zeros(width, jnp.int32), jnp.ones(width, bool))
+        carried, _ = jax.lax.scan(advance, begun, jnp.arange(steps))
+        return carried
+
+    return run
+
+
+def evaluation(evaluate: Lifted, steps: int, size: int, rows: Each) -> Callable[..., Any]:
+    """A pass over so many batches, from `starts` on: sums of scalars over samples, by row."""
+
+    def run(state: State, pool: Any, starts: Any, keys: Any, numbers: Any) -> Any:
+        def one(state: State, start: Any, key: Any, numbers: Any, sums: Any, number: Any) -> Any:
+            batch = jax.tree.map(
+                lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start + number * size, size), pool
+            )
+            key = jax.random.fold_in(jax.random.fold_in(key, np.uint32(_EVALUATED)), number)
+            inputs = (state.trained, state.rest, batch, key)
+            values = evaluate.run(inputs, numbers)
+            return {name: total + values[name].astype(total.dtype) * size for name, total in sums.items()}
+
+        def advance(sums: Any, number: Any) -> Any:
+            return rows(one, (0, 0, 0, 0, 0, None))(state, starts, keys, numbers, sums, number), None
+
+        begun = {name: jnp.zeros(len(starts), jnp.float32) for name in _names(evaluate)}
+        return jax.lax.scan(advance, begun, jnp.arange(steps))[0]
+
+    return run
+
+
+def mapped(function: Any, axes: Any) -> Any:
+    """All rows at once."""
+    return jax.vmap(function, in_axes=axes)
+
+
+def alone(function: Any, axes: Any) -> Any:
+    """The one row of a stack of one, without the operations of a stack."""
+
+    def run(*inputs: Any) -> Any:
+        own = [
+            value if axis is None else jax.tree.map(lambda leaf: leaf[0], value)
+            for value, axis in zip(inputs, axes, strict=True)
+        ]
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], function(*own))
+
+    return run
+
+
+def in_turn(function: Any, axes: Any) -> Any:
+    """One row after another, inside the program: for steps that are slower stacked."""
+
+    def run(*inputs: Any) -> Any:
+        held = [value for value, axis in zip(inputs, axes, strict=True) if axis is not None]
+
+        def one(own: Any) -> Any:
+            left = iter(own)
+            return function(
+                *(value if axis is None else next(left) for value, axis in zip(inputs, axes, strict=True))
+            )
+
+        return jax.lax.map(one, tuple(held))
+
+    return run
+
+
+def _names(function: Lifted) -> list[str]:
+    """The scalars that a function gives, by name."""
+    tree = function.traced.out_tree
+    made = jax.tree.unflatten(tree, range(tree.num_leaves))
+    return sorted(made[0] if isinstance(made, tuple) else made)

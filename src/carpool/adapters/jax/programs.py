@@ -1,0 +1,109 @@
+"""Compiled programs: made in threads, kept for the process, and on disk for the next one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+from carpool import recall
+from carpool.environment import cores
+
+_KEPT = 256
+_MOST_BYTES = 512 << 20  # of programs on disk, the last used
+_programs: OrderedDict[Hashable, Future[Any]] = OrderedDict()
+_pool = ThreadPoolExecutor(max(1, cores()), thread_name_prefix="carpool-compile")
+
+
+def program(
+    key: Hashable, make: Callable[[], Callable[..., Any]], inputs: tuple[Any, ...], donated: bool
+) -> Future[Any]:
+    """The compiled program under this key, for inputs of these shapes: kept, read from disk, or made in a thread from now on."""
+    whole = (key, donated, _shapes(inputs))
+    if whole not in _programs:
+        lowered = jax.jit(make(), donate_argnums=(0,) if donated else ()).lower(*inputs)
+        _programs[whole] = _pool.submit(_compiled, lowered)
+    _programs.move_to_end(whole)
+    while len(_programs) > _KEPT:
+        _programs.popitem(last=False)
+    return _programs[whole]
+
+
+def forget() -> None:
+    """As in a new process: what is on disk stays."""
+    _programs.clear()
+
+
+def _shapes(inputs: Any) -> Hashable:
+    leaves, tree = jax.tree.flatten(inputs)
+    return tree, tuple((leaf.shape, str(leaf.dtype), _place(leaf)) for leaf in leaves)
+
+
+def _place(leaf: Any) -> Hashable:
+    return leaf.sharding if isinstance(leaf, jax.Array) else None
+
+
+compiled: list[str] = []
+"""What was really compiled in this process, by the digest of its text: what is read from disk is not here."""
+
+
+def _compiled(lowered: Any) -> Any:
+    name = _digest(lowered)
+    try:
+        return _read(name)
+    except Exception:  # not there, or of another version: nothing depends on it but time
+        pass
+    made = lowered.compile()
+    compiled.append(name)
+    _write(name, made)
+    return made
+
+
+def _digest(lowered: Any) -> str:
+    """What names a program on disk: all that it does, and all that compiles it."""
+    device = jax.devices()[0]
+    versions = (jax.__version__, device.platform, device.device_kind, device.client.platform_version)
+    flags = os.environ.get("XLA_FLAGS", "")
+    text = lowered.as_text()
+    return hashlib.blake2b(repr((versions, flags, text)).encode(), digest_size=20).hexdigest()
+
+
+def _folder() -> Any:
+    return recall.folder() / "programs"
+
+
+def _read(name: str) -> Any:
+    path = _folder() / name
+    made = serialize_executable.deserialize_and_load(*pickle.loads(path.read_bytes()))
+    os.utime(path)
+    return made
+
+
+def _write(name: str, made: Any) -> None:
+    try:
+        data = pickle.dumps(serialize_executable.serialize(made))
+        _folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=_folder(), delete=False) as file:
+            file.write(data)
+        os.replace(file.name, _folder() / name)
+        _trim()
+    except Exception:  # a program that cannot be written is compiled again
+        return
+
+
+def _trim() -> None:
+    """The programs used longest ago go, where all of them take too much."""
+    held = sorted(_folder().iterdir(), key=lambda path: -path.stat().st_mtime)
+    total = 0
+    for path in held:
+        total += path.stat().st_size
+        if total > _MOST_BYTES:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,152 @@
+"""A job's step as traces: the gradient of its objective, its optimizer's update, and its validation. Equal traces make a stack."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from carpool.adapters.jax.build import Built, says
+from carpool.adapters.jax.forms import Parts
+from carpool.adapters.jax.lift import Traced, traced
+from carpool.errors import LossError
+from carpool.fingerprint import fingerprint
+from carpool.job import Job
+
+
+class Recipes:
+    """The traces of a run's jobs: what two jobs have in common is traced once."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Traced] = {}
+
+    def gradient(self, built: Built, size: int) -> Traced:
+        """(trained, rest, batch, key) to (scalars by name, the rest afterwards, gradients)."""
+        key = ("gradient", _own(built), built.data.shapes, size)
+        return self._traced(key, lambda: _gradient(built, size))
+
+    def update(self, built: Built) -> Traced:
+        """(gradients, optimizer's state, trained) to (trained, optimizer's state)."""
+        rule = fingerprint((built.optimizer.init, built.optimizer.update, built.job.clip_norm))
+        key = ("update", _shapes((built.parts.trained, built.state)), rule)
+        return self._traced(key, lambda: _update(built))
+
+    def evaluate(self, built: Built, size: int) -> Traced:
+        """(trained, rest, batch, key) to scalars by name."""
+        assert built.validation is not None
+        key = ("evaluate", _own(built), built.validation.shapes, size)
+        return self._traced(key, lambda: _evaluate(built, size))
+
+    def _traced(self, key: Hashable, make: Callable[[], Traced]) -> Traced:
+        try:
+            hash(key)
+        except TypeError:  # a module with something in it that cannot be compared: the trace tells
+            return make()
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+
+def _own(built: Built) -> Hashable:
+    job = built.job
+    doing = (fingerprint(job.loss), fingerprint(job.step), fingerprint(job.metrics))
+    return built.form.key, _shapes(built.parts), doing
+
+
+def _shapes(nest: Any) -> Hashable:
+    leaves, tree = jax.tree.flatten(nest)
+    return tree, tuple((jnp.shape(leaf), str(jax.typeof(leaf).dtype)) for leaf in leaves)
+
+
+# The three functions
+
+
+def objective(built: Built, training: bool) -> Callable[..., tuple[dict[str, Any], Any]]:
+    """(trained, rest, batch, key) to scalars by name, "loss" among them, and the rest afterwards."""
+    job, form = built.job, built.form
+
+    def stepped(trained: Any, rest: Any, batch: Any, key: Any) -> tuple[dict[str, Any], Any]:
+        step = job.step
+        assert step is not None
+        given = {"key": key} if _takes_key(step) else {}
+        made, after = form.stepped(Parts(trained, rest), lambda m: step(m, batch, **given), key, training)
+        return scalars(job, made), after
+
+    def lossed(trained: Any, rest: Any, batch: Any, key: Any) -> tuple[dict[str, Any], Any]:
+        assert job.loss is not None
+        x, y = batch
+        prediction, after = form.predicted(Parts(trained, rest), x, key, training)
+        made = {"loss": job.loss(prediction, y)}
+        made |= {name: metric(prediction, y) for name, metric in (job.metrics or {}).items()}
+        return scalars(job, made), after
+
+    return lossed if job.step is None else stepped
+
+
+def _gradient(built: Built, size: int) -> Traced:
+    compute = objective(built, training=True)
+
+    def losses(trained: Any, rest: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        values, after = compute(trained, rest, batch, key)
+        return values["loss"], (values, after)
+
+    def gradient(trained: Any, rest: Any, batch: Any, key: Any) -> Any:
+        (_, (values, after)), gradients = jax.value_and_grad(losses, has_aux=True)(trained, rest, batch, key)
+        return values, after, gradients
+
+    return traced(gradient, *_inputs(built, built.data.batch(size)))
+
+
+def _update(built: Built) -> Traced:
+    optimizer, norm = built.optimizer, built.job.clip_norm
+
+    def update(gradients: Any, state: Any, trained: Any) -> Any:
+        if norm is not None:
+            gradients, _ = optax.clip_by_global_norm(norm).update(gradients, optax.EmptyState())
+        updates, state = optimizer.update(gradients, state, trained)
+        return optax.apply_updates(trained, updates), state
+
+    return traced(update, built.parts.trained, built.state, built.parts.trained)
+
+
+def _evaluate(built: Built, size: int) -> Traced:
+    compute = objective(built, training=False)
+    assert built.validation is not None
+
+    def evaluate(trained: Any, rest: Any, batch: Any, key: Any) -> Any:
+        return compute(trained, rest, batch, key)[0]
+
+    return traced(evaluate, *_inputs(built, built.validation.batch(size)))
+
+
+def _inputs(built: Built, batch: Any) -> tuple[Any, Any, Any, Any]:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return built.parts.trained, built.parts.rest, batch, key
+
+
+def _takes_key(step: Callable[..., Any]) -> bool:
+    try:
+        return "key" in inspect.signature(step).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def scalars(job: Job, made: Any) -> dict[str, Any]:
+    """What a step returned, as scalars by name."""
+    values = made if isinstance(made, dict) else {"loss": made}
+    if "loss" not in values:
+        raise LossError(
+            says(job, 'step to return a loss or a dict with "loss"', ", ".join(values), 'add "loss"')
+        )
+    for name, value in values.items():
+        if jnp.ndim(value) != 0:
+            raise LossError(
+                says(
+                    job, f"{name} to be a scalar", f"shape {jnp.shape(value)}", "reduce it, with .mean() say"
+                )
+            )
+    return {name: jnp.asarray(value) for name, value in values.items()}

@@ -1,0 +1,288 @@
+"""Members of one structure stepped by compiled programs: a stack on the device, its rows the members. A job alone is a stack of one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from carpool.adapters.base import (
+    Check,
+    FusedSession,
+    JobState,
+    MetricRow,
+    Prepared,
+    Ticket,
+)
+from carpool.adapters.jax import program, programs
+from carpool.adapters.jax.build import Arrays, Built
+from carpool.adapters.jax.keys import steps_key
+from carpool.adapters.jax.lift import Lifted, lifted
+from carpool.adapters.jax.pool import Pool, Store
+from carpool.adapters.jax.program import State
+from carpool.adapters.jax.reading import Reading
+from carpool.adapters.jax.recipe import Recipes
+from carpool.adapters.jax.state import loaded, stacked, unstacked
+from carpool.job import Job
+from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor
+
+
+class StackedSession(FusedSession):
+    """A group of jobs on a device. The stack holds the truth; the user's objects are as they came until a row leaves."""
+
+    def __init__(
+        self,
+        builts: Sequence[Built],
+        recipes: Recipes,
+        store: Store,
+        device: Any,
+        formulation: str = "mapped",
+        prepared: Prepared = lambda *_: None,
+    ) -> None:
+        self._builts = list(builts)
+        self._recipes, self._device = recipes, device
+        self.width = len(builts)
+        self._each = program.alone if self.width == 1 else getattr(program, formulation)
+        self._formulation = "alone" if self.width == 1 else formulation
+        self._reading = Reading(builts, store, device)
+        self._validation = self._pools(store)
+        self._state: Any = self._placed(
+            stacked([State(b.parts.trained, b.parts.rest, b.state) for b in builts])
+        )
+        self._keys = self._placed(jnp.stack([steps_key(built.job.seed) for built in builts]))
+        self._best: State | None = None
+        self._functions: dict[Hashable, Lifted] = {}
+        self._left: set[int] = set()
+        self._launch_s, self._prepare_s = 0.0, 0.0
+        self._prepared = prepared
+        self._prepare()
+
+    def _placed(self, nest: Any) -> Any:
+        return jax.device_put(nest, self._device)
+
+    def _pools(self, store: Store) -> dict[int, tuple[Pool, list[int]]]:
+        """Validation data, of rows with equal lengths together."""
+        by_length: dict[int, dict[int, Arrays]] = {}
+        for row, built in enumerate(self._builts):
+            if built.validation is not None:
+                by_length.setdefault(built.validation.length, {})[row] = built.validation
+        return {
+            length: (Pool(list(rows.values()), store, self._device), list(rows))
+            for length, rows in by_length.items()
+        }
+
+    # Programs
+
+    def _lifted(self, kind: str, size: int) -> Lifted:
+        """The rows' function of this kind at this batch size, traced for each of them."""
+        if (kind, size) not in self._functions:
+            make = {
+                "gradient": lambda built: self._recipes.gradient(built, size),
+                "update": self._recipes.update,
+                "evaluate": lambda built: self._recipes.evaluate(built, size),
+            }[kind]
+            self._functions[kind, size] = lifted([make(built) for built in self._builts])
+        return self._functions[kind, size]
+
+    def _prepare(self) -> None:
+        """Programs for the first epoch, compiled side by side while others are opened."""
+        began = time.perf_counter()
+        for size in sorted({size for built in self._builts for size in _sizes(built)}, reverse=True):
+            cursors = tuple(Cursor() for _ in self._builts)
+            chunk = Chunk(tuple(range(self.width)), cursors, size, self._length(size))
+            self._training(chunk)
+        self._prepare_s = time.perf_counter() - began
+
+    def _length(self, size: int) -> int:
+        """Steps in a launch: an epoch's in as few equal parts as may be. A launch may end with steps that nobody takes."""
+        batches = max(
+            (built.data.length // size for built in self._builts if built.job.batch_size == size), default=1
+        )
+        parts = -(-batches // MAX_CHUNK_STEPS)
+        return max(1, -(-batches // max(1, parts)))
+
+    def _training(self, chunk: Chunk) -> Any:
+        size, steps = chunk.size, self._length(chunk.size)
+        gradient, update = self._lifted("gradient", size), self._lifted("update", 0)
+        order = self._reading.order(chunk)
+        shared = self._reading.is_shared and self.width > 1
+        key = ("train", self._formulation, steps, size, shared, gradient.key, update.key)
+        flags, zeros = np.zeros(self.width, bool), np.zeros(self.width, np.uint32)
+        numbers = (gradient.columns, update.columns)
+        inputs = (self._state, self._reading.pool.nest, order, self._keys, zeros, numbers, flags, np.int32(0))
+
+        def make() -> Any:
+            return program.training(gradient, update, steps, size, self._each, shared)
+
+        return programs.program(key, make, _typed(inputs), donated=True), inputs
+
+    # Stepping
+
+    def advance(self, chunk: Chunk) -> Ticket:
+        """Enqueues as many of the chunk's steps as one launch covers."""
+        done = chunk.shortened(min(chunk.steps, self._length(chunk.size)))
+        compiled, inputs = self._training(done)
+        active, first = np.zeros(self.width, bool), np.zeros(self.width, np.uint32)
+        for row, cursor in zip(done.rows, done.cursors, strict=True):
+            active[row], first[row] = True, cursor.step & 0xFFFFFFFF
+        began = time.perf_counter()
+        run = compiled.result()
+        self._prepare_s = max(self._prepare_s, time.perf_counter() - began)
+        inputs = (*inputs[:4], first, inputs[5], active, np.int32(done.steps))
+        self._state, *shown = run(*_typed(inputs))
+        return Ticket(done, shown)
+
+    def done(self, ticket: Ticket) -> bool:
+        return ticket.payload is None or all(leaf.is_ready() for leaf in jax.tree.leaves(ticket.payload))
+
+    def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
+        sums, taken, sound = jax.device_get(ticket.payload)
+        size = ticket.chunk.size
+        return tuple(
+            MetricRow(
+                row,
+                int(taken[row]),
+                int(taken[row]) * size,
+                {name: float(values[row]) for name, values in sums.items()},
+                diverged=not sound[row],
+            )
+            for row in ticket.chunk.rows
+        )
+
+    # Epochs
+
+    def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
+        shown: list[MetricRow] = []
+        for length, (pool, held) in self._validation.items():
+            wanted = [row for row in held if row in rows]
+            if wanted:
+                totals = self._evaluated(length, pool, held)
+                shown += [
+                    MetricRow(row, 0, length, {name: float(v[held.index(row)]) for name, v in totals.items()})
+                    for row in wanted
+                ]
+        return tuple(sorted(shown, key=lambda row: row.row))
+
+    def _evaluated(self, length: int, pool: Pool, rows: Sequence[int]) -> Mapping[str, np.ndarray]:
+        """Sums over the rows' validation data, full batches first."""
+        size = min(length, max(self._builts[row].job.batch_size for row in rows))
+        every = len(rows) == self.width
+        state = self._state if every else jax.tree.map(lambda leaf: leaf[np.asarray(rows)], self._state)
+        keys = self._keys if every else self._keys[np.asarray(rows)]
+        totals: dict[str, np.ndarray] = {}
+        for steps, batch, start in ((length // size, size, 0), (1, length % size, length - length % size)):
+            if batch == 0:
+                continue
+            function = self._lifted("evaluate", batch)
+            columns = tuple(column[list(rows)] for column in function.columns)
+            each = program.alone if len(rows) == 1 else self._each
+            inputs = _typed((state, pool.nest, pool.starts + np.int32(start), keys, columns))
+            key = ("evaluate", self._formulation, len(rows) == 1, steps, batch, function.key)
+
+            def make(
+                function: Lifted = function, steps: int = steps, batch: int = batch, each: Any = each
+            ) -> Any:
+                return program.evaluation(function, steps, batch, each)
+
+            found = jax.device_get(programs.program(key, make, inputs, donated=False).result()(*inputs))
+            totals = {name: values + totals.get(name, 0.0) for name, values in found.items()}
+        return totals
+
+    def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
+        return
+
+    def keep(self, rows: Sequence[int]) -> None:
+        if rows:
+            self._best = self._chosen(rows, self._state, self._state if self._best is None else self._best)
+
+    def revert(self, rows: Sequence[int]) -> None:
+        if rows and self._best is not None:
+            self._state = self._chosen(rows, self._best, self._state)
+
+    def _chosen(self, rows: Sequence[int], new: State, old: State) -> State:
+        """A state with these rows from one and the others from another, in arrays of its own."""
+        mask = np.zeros(self.width, bool)
+        mask[list(rows)] = True
+        return jax.tree.map(lambda a, b: jnp.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old)
+
+    # States
+
+    def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
+        return tuple(unstacked(jax.device_get(self._state), row) for row in rows)
+
+    def leave(self, rows: Sequence[int]) -> tuple[JobState, ...]:
+        states = self.state(rows)
+        self._left |= set(rows)
+        return states
+
+    def load(self, row: int, state: JobState) -> None:
+        host = jax.device_get(self._state)
+        self._state = self._placed(loaded(host, row, state))
+
+    def join(self, row: int, job: Job, state: JobState | None = None) -> None:
+        raise NotImplementedError("JAX stacks take no new members yet")
+
+    def copy(self, source: int, target: int) -> None:
+        self._state = jax.tree.map(lambda leaf: leaf.at[target].set(leaf[source]), self._state)
+
+    def predict(self, inputs: Any, rows: Sequence[int] | None = None) -> Any:
+        raise NotImplementedError("call the models")
+
+    # What only groups need
+
+    def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
+        """The chunk's first step beside each row's step alone, by the program of a job alone. The stack stays as it is."""
+        if self.width == 1:
+            return Check(0, 0.0, None)
+        return Check(0, 0.0, None)
+
+    def resize(self, width: int) -> Mapping[int, int]:
+        kept = [row for row in range(self.width) if row not in self._left][:width]
+        free = [row for row in range(self.width) if row in self._left]
+        kept += free[: width - len(kept)]
+        moved = {row: place for place, row in enumerate(kept)}
+        chosen = np.asarray(kept)
+        self._state, self._keys = jax.tree.map(lambda leaf: leaf[chosen], (self._state, self._keys))
+        if self._best is not None:
+            self._best = jax.tree.map(lambda leaf: leaf[chosen], self._best)
+        self._builts = [self._builts[row] for row in kept]
+        self._left = {moved[row] for row in kept if row in self._left}
+        self._reading.narrow(kept)
+        self._functions = {}
+        self.width = width
+        self._each = program.alone if width == 1 else self._each
+        return moved
+
+    def disturbed(self, row: int) -> str | None:
+        return None  # arrays do not change, and the stack has its own
+
+    def abandon(self) -> None:
+        """The user's objects are as they came."""
+
+    def timing(self) -> tuple[float, float]:
+        return self._launch_s, self._prepare_s
+
+    def close(self) -> None:
+        self._state = self._best = None
+
+
+def _sizes(built: Built) -> set[int]:
+    """Samples in a batch, and in the last one of an epoch."""
+    length, size = built.data.length, built.job.batch_size
+    return ({size} if length >= size else set()) | ({length % size} if length % size else set())
+
+
+def _typed(inputs: Any) -> Any:
+    """Arrays of the types that JAX gives them, so that a program compiled for one call takes the next."""
+    return jax.tree.map(
+        lambda leaf: (
+            leaf
+            if isinstance(leaf, jax.Array)
+            else np.asarray(leaf, jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype))
+        ),
+        inputs,
+    )

@@ -1,0 +1,139 @@
+"""The JAX adapter: claims nests of arrays and modules, describes jobs by their traces, opens sessions, hands results over."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from carpool.adapters.base import Adapter, JobState, Trained
+from carpool.adapters.jax.build import Built, build
+from carpool.adapters.jax.devices import chosen, device_of
+from carpool.adapters.jax.forms import Parts, form_of
+from carpool.adapters.jax.fuse import JaxFuser
+from carpool.adapters.jax.pool import Store
+from carpool.adapters.jax.program import State
+from carpool.adapters.jax.recipe import Recipes
+from carpool.adapters.jax.session import StackedSession
+from carpool.adapters.jax.state import restored, stacked, unstacked
+from carpool.job import Job
+from carpool.memory.size import size
+from carpool.planning.cursor import Course
+from carpool.planning.spec import ModelSpec, Signature
+
+
+class JaxAdapter(Adapter):
+    """JAX for one run: it remembers what it built for each job."""
+
+    name = "jax"
+
+    def __init__(self, compile: str | bool = "auto") -> None:
+        super().__init__(compile)
+        self._built: dict[Job, Built] = {}
+        self._trained: dict[Job, Trained] = {}
+        self._recipes, self._store = Recipes(), Store()
+        self.fuser = JaxFuser(self._built.__getitem__, self._recipes, self._store)
+
+    @classmethod
+    def claims(cls, model: Any) -> bool:
+        return form_of(model) is not None
+
+    def device(self, name: str) -> str:
+        return chosen(name)
+
+    def is_full(self, error: BaseException) -> bool:
+        return super().is_full(error) or "RESOURCE_EXHAUSTED" in str(error)
+
+    def describe(self, job: Job) -> ModelSpec:
+        built = self._built[job] = build(job)
+        held = (*built.data.leaves, *(built.validation.leaves if built.validation else ()))
+        data: dict[Hashable, int] = {id(leaf): leaf.nbytes for leaf in held}
+        state = jax.tree.leaves((built.parts, built.state))
+        return ModelSpec(
+            str(job.name),
+            self.name,
+            self._signature(built),
+            Course(built.data.length, job.batch_size, job.epochs),
+            sum(np.asarray(leaf).nbytes if isinstance(leaf, float | int) else leaf.nbytes for leaf in state),
+            self._step_bytes(built),
+            tuple(data.items()),
+            None if job.budget is None else size(job.budget),
+        )
+
+    def _signature(self, built: Built) -> Signature:
+        """What its traces say, numbers apart."""
+        first = min(built.job.batch_size, built.data.length)
+        entries: list[tuple[str, Hashable]] = [
+            ("parameters", _shown(built.parts.trained)),
+            ("what is held beside them", _shown(built.parts.rest)),
+            ("a sample", built.data.shapes),
+            ("batch size", built.job.batch_size),
+            ("the gradient's trace", self._recipes.gradient(built, first).text),
+            ("the optimizer's state", _shown(built.state)),
+            ("the update's trace", self._recipes.update(built).text),
+        ]
+        if built.validation is not None:
+            first = min(built.job.batch_size, built.validation.length)
+            entries.append(("the validation's trace", self._recipes.evaluate(built, first).text))
+        return tuple(entries)
+
+    def _step_bytes(self, built: Built) -> int:
+        """What the gradient's trace makes on the way, half of it at a time: a guess on the safe side."""
+        first = min(built.job.batch_size, built.data.length)
+        made = self._recipes.gradient(built, first).closed.jaxpr
+        return sum(_bytes(var.aval) for eqn in made.eqns for var in eqn.outvars) // 2
+
+    def open(self, job: Job, device: str, plain: bool = False) -> StackedSession:
+        return StackedSession([self._built[job]], self._recipes, self._store, device_of(device))
+
+    def absorb(self, job: Job, state: JobState) -> Trained:
+        built = self._built[job]
+        own = restored(state, State(built.parts.trained, built.parts.rest, built.state))
+        own = jax.tree.map(jnp.asarray, own)
+        model = built.form.given_back(built.model, Parts(own.trained, own.rest))
+        self._trained[job] = Trained(model, own.optimizer)
+        return self._trained[job]
+
+    def trained(self, job: Job) -> Trained:
+        if job in self._trained:
+            return self._trained[job]
+        built = self._built.get(job)
+        return Trained(None) if built is None else Trained(built.model, built.state)
+
+    def left(self, job: Job) -> JobState:
+        trained = self.trained(job)
+        form = form_of(trained.model)
+        assert form is not None
+        parts = form.split(trained.model)
+        return unstacked(stacked([State(parts.trained, parts.rest, trained.optimizer)]), 0)
+
+    def save(self, model: Any, path: Path) -> None:
+        from safetensors.numpy import save_file
+
+        form = form_of(model)
+        assert form is not None
+        found, _ = jax.tree_util.tree_flatten_with_path(form.split(model))
+        save_file({jax.tree_util.keystr(where): np.asarray(leaf) for where, leaf in found}, path)
+
+    def close(self) -> None:
+        self._store.clear()
+
+
+def _shown(nest: Any) -> Hashable:
+    """Names, shapes and types of a nest's arrays."""
+    found, _ = jax.tree_util.tree_flatten_with_path(nest)
+    return tuple(
+        (jax.tree_util.keystr(path), jnp.shape(leaf), str(jnp.result_type(leaf))) for path, leaf in found
+    )
+
+
+def _bytes(aval: Any) -> int:
+    return (
+        int(np.prod(aval.shape, dtype=np.int64)) * getattr(aval.dtype, "itemsize", 8)
+        if hasattr(aval, "shape")
+        else 0
+    )

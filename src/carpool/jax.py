@@ -1,0 +1,6 @@
+"""For JAX: `carpool.jax.Model`, populations, and the keys that a job's steps are given. Importing this imports JAX."""
+
+from carpool.adapters.jax.keys import step_key
+from carpool.adapters.jax.model import Model
+
+__all__ = ["Model", "step_key"]
