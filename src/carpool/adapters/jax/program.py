@@ -97,7 +97,7 @@ def training(
             carried = rows(one, axes)(carried, places, order.offsets, keys, first, numbers, active, number)
             return carried, None
 
-        sums = {name: jnp.zeros(width, jnp.float32) for name in _names(gradient)}
+        sums = {name: jnp.zeros(width, kind) for name, kind in _scalars(gradient).items()}
         begun = (state, sums, jnp.zeros(width, jnp.int32), jnp.ones(width, bool))
         carried, _ = jax.lax.scan(advance, begun, jnp.arange(steps))
         return carried
@@ -121,7 +121,7 @@ def evaluation(evaluate: Lifted, steps: int, size: int, rows: Each) -> Callable[
         def advance(sums: Any, number: Any) -> Any:
             return rows(one, (0, 0, 0, 0, 0, None))(state, starts, keys, numbers, sums, number), None
 
-        begun = {name: jnp.zeros(len(starts), jnp.float32) for name in _names(evaluate)}
+        begun = {name: jnp.zeros(len(starts), kind) for name, kind in _scalars(evaluate).items()}
         return jax.lax.scan(advance, begun, jnp.arange(steps))[0]
 
     return run
@@ -162,8 +162,8 @@ def in_turn(function: Any, axes: Any) -> Any:
     return run
 
 
-def _names(function: Lifted) -> list[str]:
-    """The scalars that a function gives, by name."""
-    tree = function.traced.out_tree
-    made = jax.tree.unflatten(tree, range(tree.num_leaves))
-    return sorted(made[0] if isinstance(made, tuple) else made)
+def _scalars(function: Lifted) -> dict[str, Any]:
+    """The scalars that a function gives, and the types to add them up in."""
+    made = jax.tree.unflatten(function.traced.out_tree, function.traced.closed.out_avals)
+    named = made[0] if isinstance(made, tuple) else made
+    return {name: jnp.promote_types(aval.dtype, jnp.float32) for name, aval in sorted(named.items())}

@@ -20,6 +20,7 @@ from carpool.adapters.base import (
 )
 from carpool.adapters.jax import program, programs
 from carpool.adapters.jax.build import Arrays, Built
+from carpool.adapters.jax.check import compared, is_unproven
 from carpool.adapters.jax.keys import steps_key
 from carpool.adapters.jax.lift import Lifted, lifted
 from carpool.adapters.jax.pool import Pool, Store
@@ -235,10 +236,49 @@ class StackedSession(FusedSession):
     # What only groups need
 
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
-        """The chunk's first step beside each row's step alone, by the program of a job alone. The stack stays as it is."""
-        if self.width == 1:
-            return Check(0, 0.0, None)
-        return Check(0, 0.0, None)
+        """The rows' functions are one, number by number: so they were traced, all of them. Later, and where an operation is not JAX's own,
+        the chunk's first step is also compared with each row's step alone. The stack stays as it is.
+        """
+        is_first = all(cursor.step == 0 for cursor in chunk.cursors)
+        own = self._lifted("gradient", chunk.size).traced.closed.jaxpr
+        if self.width == 1 or (is_first and not is_unproven(own)):
+            return Check(len(rows) if self.width > 1 else 0, 0.0, None)
+        before = self._state
+        self._state = jax.tree.map(jnp.copy, before)
+        try:
+            self.advance(chunk.shortened(1))
+            after = jax.device_get(self._state.trained)
+        finally:
+            self._state = before
+        start = jax.device_get(before.trained)
+        checks = [
+            compared(
+                str(self._builts[row].job.name), _row(start, row), self._alone(row, chunk), _row(after, row)
+            )
+            for row in rows
+        ]
+        mismatch = next((check.mismatch for check in checks if check.mismatch is not None), None)
+        return Check(len(checks), max(check.max_difference for check in checks), mismatch)
+
+    def _alone(self, row: int, chunk: Chunk) -> Any:
+        """The row's weights after its first step of the chunk, by a program of its own function."""
+        built, cursor = self._builts[row], chunk.cursors[chunk.rows.index(row)]
+        gradient = lifted([self._recipes.gradient(built, chunk.size)])
+        update = lifted([self._recipes.update(built)])
+        order = self._reading.order(chunk)
+        place = 0 if self._reading.is_shared else row
+        own = program.Order(order.places[place : place + 1], order.offsets[row : row + 1])
+        state = jax.tree.map(lambda leaf: leaf[row : row + 1], self._state)
+        first, ones = np.asarray([cursor.step & 0xFFFFFFFF], np.uint32), np.ones(1, bool)
+        keys = self._keys[row : row + 1]
+        inputs = _typed((state, self._reading.pool.nest, own, keys, first, ((), ()), ones, np.int32(1)))
+        key = ("alone", chunk.size, gradient.key, update.key)
+
+        def make() -> Any:
+            return program.training(gradient, update, 1, chunk.size, program.alone, False)
+
+        after, *_ = programs.program(key, make, inputs, donated=False).result()(*inputs)
+        return _row(jax.device_get(after.trained), 0)
 
     def resize(self, width: int) -> Mapping[int, int]:
         kept = [row for row in range(self.width) if row not in self._left][:width]
@@ -268,6 +308,10 @@ class StackedSession(FusedSession):
 
     def close(self) -> None:
         self._state = self._best = None
+
+
+def _row(nest: Any, row: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[row], nest)
 
 
 def _sizes(built: Built) -> set[int]:
