@@ -76,7 +76,7 @@ class Narrowing:
     def best(self, courses: Sequence[Course]) -> int:
         """The width at which members with these courses are through first; the narrower one only where it is clearly sooner.
 
-        >>> narrowing = Narrowing(members=64, together_s=0.6, width=16, narrow_s=0.05)
+        >>> narrowing = Narrowing(members=64, together_s=0.5, width=16, narrow_s=0.05)
         >>> narrowing.best([Course(2048, 64, 10)]), narrowing.best([Course(64, 64, 1)])
         (16, 64)
         """
