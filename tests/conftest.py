@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from carpool.adapters.torch.fuse import TorchFuser
 from carpool.adapters.torch.fused import StackedSession
 from carpool.adapters.torch.train import TorchAdapter
 
@@ -37,6 +38,7 @@ def untried(
     monkeypatch.setenv("CARPOOL_CACHE", str(cache))
     if "trials" not in request.fixturenames:
         monkeypatch.setattr(StackedSession, "trial", lambda session, chunk: None)
+        monkeypatch.setattr(TorchFuser, "narrowed", lambda fuser, jobs, measure: None)
         monkeypatch.setattr(TorchAdapter, "hold", lambda adapter, job, measure: None)
     return cache
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from carpool import recall
+from carpool.planning.narrowing import Narrowing
 from carpool.planning.trials import Trial
 
 
@@ -21,6 +22,13 @@ def test_a_trial_is_found_again_by_its_key():
     recall.remember("b", Trial(2, 1.0, 1.0))
     assert recall.remembered("a") == trial
     assert recall.remembered("c") is None
+
+
+def test_a_narrowing_is_found_again_and_is_no_trial():
+    narrowing = Narrowing(64, 0.5, 16, 0.0625, compiled=True)
+    recall.remember("a", narrowing)
+    assert recall.remembered("a", Narrowing) == narrowing
+    assert recall.remembered("a") is None
 
 
 def test_the_newest_trial_of_a_key_counts():

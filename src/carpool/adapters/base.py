@@ -19,6 +19,7 @@ from carpool.job import Job
 from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Chunk, Cursor, Supply
 from carpool.planning.holds import Hold
+from carpool.planning.narrowing import Narrowing
 from carpool.planning.spec import ModelSpec
 from carpool.planning.trials import Trial
 
@@ -257,6 +258,10 @@ class Fuser(ABC):
 
     def tried(self, jobs: Sequence[Job], measure: bool = False) -> Trial | None:
         """What such a stack gains on this device: remembered, or measured now if asked, without a trace; None where that is not known."""
+        return None
+
+    def narrowed(self, jobs: Sequence[Job], measure: bool = False) -> Narrowing | None:
+        """What such a stack takes beside narrower ones of the same jobs: remembered, or measured now if asked and the run is long enough."""
         return None
 
     @abstractmethod

@@ -34,7 +34,7 @@ from carpool.events import (
     GroupVerified,
 )
 from carpool.executors.member import Member
-from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor, Supply, cut
+from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor, Supply, cut, most_steps
 from carpool.planning.widths import repacked, spread
 from carpool.result import Outcome
 
@@ -157,10 +157,10 @@ class Driver:
 
     def _most_steps(self) -> int:
         """How many steps fit the slice, as far as the session knows."""
-        if self.slice_s is None or not isinstance(self._session, FusedSession):
+        if not isinstance(self._session, FusedSession):
             return MAX_CHUNK_STEPS
         launch_s, _ = self._session.timing()
-        return min(MAX_CHUNK_STEPS, max(1, int(self.slice_s / launch_s))) if launch_s else MAX_CHUNK_STEPS
+        return most_steps(launch_s, self.slice_s)
 
     def _advance(self, chunk: Chunk) -> Iterator[Ready]:
         errors: Mapping[int, BaseException] = {}

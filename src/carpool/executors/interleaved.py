@@ -47,10 +47,10 @@ from carpool.job import Job
 from carpool.memory import device as devices
 from carpool.memory.ledger import Ledger
 from carpool.memory.size import shown
+from carpool.planning.cursor import SLICE_S
 from carpool.planning.plan import Plan
 from carpool.result import Outcome, Result
 
-SLICE_S = 0.05  # how long a chunk should take while others wait: long beside what a chunk costs the host, about 1 ms
 MOST_OPEN = 64  # sessions at once; memory usually says less
 _POLL_S = 0.0002  # how long to sleep when everything waits
 

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_CHUNK_STEPS = 256  # bounds the hyper-parameter tables of a chunk, and how long Ctrl-C waits
+SLICE_S = (
+    0.05  # how long a chunk should take while others wait: long beside what a chunk costs the host, 1 to 2 ms
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,17 @@ class Chunk:
     def shortened(self, steps: int) -> Chunk:
         """The chunk's first so many steps, which end no epoch."""
         return self if steps == self.steps else Chunk(self.rows, self.cursors, self.size, steps)
+
+
+def most_steps(launch_s: float, slice_s: float | None) -> int:
+    """How many steps a chunk may have: as many as fit the slice, where there is one and a launch's time is known.
+
+    >>> most_steps(0.002, slice_s=0.05), most_steps(0.2, slice_s=0.05), most_steps(0.2, None), most_steps(0.0, 0.05)
+    (25, 1, 256, 256)
+    """
+    if slice_s is None or not launch_s:
+        return MAX_CHUNK_STEPS
+    return min(MAX_CHUNK_STEPS, max(1, int(slice_s / launch_s)))
 
 
 def supplies(courses: Mapping[int, Course], cursors: Mapping[int, Cursor]) -> dict[int, Supply]:

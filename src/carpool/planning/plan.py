@@ -9,9 +9,10 @@ from carpool.memory.budget import check_budgets, check_fits
 from carpool.memory.estimate import Estimate, Footprint, estimate
 from carpool.memory.size import shown
 from carpool.planning.choose import Choice, choose_all
-from carpool.planning.cursor import Launches, launches
-from carpool.planning.group import Candidate, Holds, Refusal, Tried, candidates
+from carpool.planning.cursor import SLICE_S, Launches, launches, most_steps
+from carpool.planning.group import Candidate, Holds, Narrowed, Refusal, Tried, candidates
 from carpool.planning.spec import ModelSpec
+from carpool.planning.trials import duration
 from carpool.planning.widths import slices, width_limit
 
 Measured = Callable[[Sequence[ModelSpec]], Footprint | None]
@@ -28,6 +29,8 @@ class Group:
     reason: str
     memory: Estimate
     launches: Launches
+    launch_s: float | None = None
+    """How long a launch of a stack takes, where that was measured."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,7 +62,7 @@ class Plan:
         lines = [f"{_count(jobs, 'job')} in {_count(len(self.groups), 'group')} on {self.device}"]
         lines[0] += f"; {shown(self.data_bytes)} of data, held once; {shown(self.free_bytes)} free"
         for number, group in enumerate(self.groups):
-            lines += _paragraph(number, group, self.free_bytes)
+            lines += _paragraph(number, group, self.free_bytes, None if len(self.groups) == 1 else SLICE_S)
         lines += [
             f"cannot run: {name}: {type(error).__name__}: {error}" for name, error in self.rejected.items()
         ]
@@ -77,6 +80,7 @@ def make_plan(
     free_bytes: int,
     strategy: str = "auto",
     tried: Tried = lambda specs: None,
+    narrowed: Narrowed = lambda specs: None,
     footprint: Measured = lambda specs: None,
     holds: Holds = lambda specs: None,
     rejected: Mapping[str, BaseException] | None = None,
@@ -91,21 +95,47 @@ def make_plan(
         whole = estimate(candidate.specs, measured)
         check_budgets(candidate.specs, whole)
         limits.append(width_limit(whole, free_bytes))
-    found = [_tried(one, limit, tried) for one, limit in zip(found, limits, strict=True)]
+    found = [_narrowed(one, limit, narrowed) for one, limit in zip(found, limits, strict=True)]
+    found = [_tried(one, _widest(one, limit), tried) for one, limit in zip(found, limits, strict=True)]
     groups: list[Group] = []
     chosen = choose_all(found, strategy, holds)
-    for (candidate, choice), measured, widest in zip(chosen, footprints, limits, strict=True):
-        if choice.strategy == "fused" and widest == 1:
+    for (candidate, choice), measured, limit in zip(chosen, footprints, limits, strict=True):
+        if choice.strategy == "fused" and limit == 1:
             choice = _one_at_a_time(candidate, strategy)
-        parts = slices(candidate.specs, widest if choice.together else 1)
-        for part in parts:
-            cut = (
-                f"; {len(parts)} groups of about {len(part)} fit the memory"
-                if choice.strategy == "fused" and len(parts) > 1 and widest > 1
-                else ""
-            )
-            groups.append(_group(tuple(part), choice.strategy, choice.reason + cut, measured))
+        parts = slices(candidate.specs, _widest(candidate, limit) if choice.together else 1)
+        cut = _cut(candidate, limit, len(parts)) if choice.strategy == "fused" else ""
+        launch_s = candidate.trial.together_s if candidate.trial and choice.strategy == "fused" else None
+        groups += [
+            _group(tuple(part), choice.strategy, choice.reason + cut, measured, launch_s) for part in parts
+        ]
     return Plan(tuple(groups), device, free_bytes, rejected or {})
+
+
+def _narrowed(candidate: Candidate, limit: int, narrowed: Narrowed) -> Candidate:
+    """With what is known of narrower stacks than the memory allows."""
+    widest = slices(candidate.specs, limit)[0]
+    if candidate.refusal is not None or len(widest) == 1:
+        return candidate
+    return replace(candidate, narrowing=narrowed(widest))
+
+
+def _widest(candidate: Candidate, limit: int) -> int:
+    """How wide a stack of them is at most: what the memory allows, or less where that is faster."""
+    narrowing = candidate.narrowing
+    return limit if narrowing is None else narrowing.best([spec.course for spec in candidate.specs])
+
+
+def _cut(candidate: Candidate, limit: int, parts: int) -> str:
+    """What there is to say of the stacks' width."""
+    if limit == 1:
+        return ""
+    narrowing, best = candidate.narrowing, _widest(candidate, limit)
+    room = (
+        f"; {parts} groups of about {-(-len(candidate.specs) // parts)} fit the memory" if parts > 1 else ""
+    )
+    if narrowing is None:
+        return room
+    return f"{room if best == narrowing.members else ''}; {narrowing.told(best)}"
 
 
 def _tried(candidate: Candidate, limit: int, tried: Tried) -> Candidate:
@@ -126,13 +156,18 @@ def _has_budgets(specs: Sequence[ModelSpec]) -> bool:
     return any(spec.budget_bytes is not None for spec in specs)
 
 
-def _group(specs: tuple[ModelSpec, ...], strategy: str, reason: str, footprint: Footprint | None) -> Group:
-    return Group(
-        specs, strategy, reason, estimate(specs, footprint), launches([spec.course for spec in specs])
-    )
+def _group(
+    specs: tuple[ModelSpec, ...],
+    strategy: str,
+    reason: str,
+    footprint: Footprint | None,
+    launch_s: float | None,
+) -> Group:
+    planned = launches([spec.course for spec in specs])
+    return Group(specs, strategy, reason, estimate(specs, footprint), planned, launch_s)
 
 
-def _paragraph(number: int, group: Group, free_bytes: int) -> list[str]:
+def _paragraph(number: int, group: Group, free_bytes: int, slice_s: float | None) -> list[str]:
     counts = ", ".join(f"{n} of batch {size}" for size, n in group.launches.by_size.items())
     useful = 100 * group.launches.useful / max(1, group.launches.launched)
     lines = [
@@ -140,12 +175,21 @@ def _paragraph(number: int, group: Group, free_bytes: int) -> list[str]:
         f"  because {group.reason}",
         f"  {shown(group.memory.total_bytes)} {'measured' if group.memory.measured else 'expected'}"
         f" ({shown(group.memory.member_bytes)} a member); launches: {counts}"
-        f"; {useful:.0f} % of launched member-steps are useful",
+        f"; {useful:.0f} % of launched member-steps are useful{_chunks(group, slice_s)}",
     ]
     if group.memory.total_bytes > free_bytes:
         short = shown(group.memory.total_bytes - free_bytes)
         lines.append(f"  does not fit: {short} more than is free; it would be tried with nothing else open")
     return lines
+
+
+def _chunks(group: Group, slice_s: float | None) -> str:
+    """How many steps run between two decisions, where it is known how long one takes."""
+    if group.launch_s is None:
+        return ""
+    longest = max(spec.course.supply(0).steps for spec in group.specs)
+    steps = min(longest, most_steps(group.launch_s, slice_s))
+    return f"; chunks of {_count(steps, 'step')}, about {duration(steps * group.launch_s)} each"
 
 
 def _names(names: Sequence[str]) -> str:

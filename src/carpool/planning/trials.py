@@ -32,12 +32,17 @@ class Trial:
     def __str__(self) -> str:
         kind = "compiled" if self.compiled else "uncompiled"
         if self.members == 1:
-            return f"a captured step takes {_shown(self.together_s)} ({kind}), an eager one {_shown(self.alone_s)}"
+            return f"a captured step takes {duration(self.together_s)} ({kind}), an eager one {duration(self.alone_s)}"
         return (
-            f"a step of {self.members} together takes {_shown(self.together_s)} ({kind}), "
-            f"one after another {_shown(self.members * self.alone_s)}"
+            f"a step of {self.members} together takes {duration(self.together_s)} ({kind}), "
+            f"one after another {duration(self.members * self.alone_s)}"
         )
 
 
-def _shown(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    >>> duration(0.0123), duration(12.3)
+    ('12.3 ms', '12.3 s')
+    """
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

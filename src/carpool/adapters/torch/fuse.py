@@ -21,9 +21,10 @@ from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.footprint import peak_bytes
 from carpool.adapters.torch.fused import StackedSession, make_window
 from carpool.adapters.torch.layout import make_layout
+from carpool.adapters.torch.narrow import Narrower
 from carpool.adapters.torch.pace import pace_key
 from carpool.adapters.torch.probe import Probe
-from carpool.adapters.torch.program import Tensors, trace_only
+from carpool.adapters.torch.program import Tensors, compile_guess_s, trace_only
 from carpool.adapters.torch.sharing import reads_alike, shared_leaves
 from carpool.adapters.torch.stacked import PhaseRecipe, Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
@@ -35,6 +36,7 @@ from carpool.kernels.convolve import MOST_UNROLLED
 from carpool.kernels.updates import UNFUSED, UPDATES
 from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Course, Cursor, cut
+from carpool.planning.narrowing import Narrowing
 from carpool.planning.spec import Signature
 from carpool.planning.trials import Trial
 
@@ -63,6 +65,7 @@ class TorchFuser(Fuser):
         self._store = store
         self._device = device
         self._compile = compile
+        self._stacks: dict[Signature, int] = {}
 
     def refusal(self, jobs: Sequence[Job]) -> str | None:
         known = [self._known(job) for job in jobs]
@@ -134,12 +137,39 @@ class TorchFuser(Fuser):
         finally:
             session.close()
 
+    def narrowed(self, jobs: Sequence[Job], measure: bool = False) -> Narrowing | None:
+        known, device = [self._known(job) for job in jobs], self._device()
+        if device != "cpu" or isinstance(known[0].built.data, Streamed):
+            return None  # a GPU has no cache that a stack of small networks falls out of; a stream's batches would be gone
+
+        def compile_s() -> float:
+            return compile_guess_s(device, len(self._traced(known, len(known))[0].graph.nodes))
+
+        def opened(width: int, compile: bool) -> StackedSession:
+            return self._opened(jobs[:width], width, device, compile)
+
+        narrower = Narrower(known, device, self._compile, compile_s, opened)
+        found = narrower.found(measure)
+        self._stacks[known[0].signature] = found.parts if found and narrower.narrows(found) else 1
+        return found
+
     def open(
         self, jobs: Sequence[Job], width: int, device: str, prepared: Prepared = lambda *_: None
     ) -> StackedSession:
+        return self._opened(jobs, width, device, self._compile, prepared)
+
+    def _opened(
+        self,
+        jobs: Sequence[Job],
+        width: int,
+        device: str,
+        compile: str | bool,
+        prepared: Prepared = lambda *_: None,
+    ) -> StackedSession:
         known = [self._known(job) for job in jobs]
+        stacks = self._stacks.get(known[0].signature, 1)
         return StackedSession(
-            make_recipe(known), known, width, device, self._store, self._compile, prepared, self._known
+            make_recipe(known), known, width, device, self._store, compile, prepared, self._known, stacks
         )
 
 

@@ -67,12 +67,14 @@ class StackedSession(FusedSession):
         compile: str | bool,
         prepared: Prepared,
         lookup: Callable[[Job], Known],
+        stacks: int = 1,
     ) -> None:
+        """`stacks` of this width run the same steps: each step is compiled once for all of them."""
         self._recipe, self._layout = recipe, recipe.layout
         self._known: list[Known | None] = [*known, *[None] * (width - len(known))]
         self._first = known[0]
         self.width, self._device, self._store = width, device, store
-        self._lookup = lookup
+        self._lookup, self._stacks = lookup, stacks
         self._pool = Pool([member.built.data for member in known])
         self._window = make_window(known)
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
@@ -282,11 +284,11 @@ class StackedSession(FusedSession):
         return self._programs.get(kind, size, make, tensors, lambda: self._launches(kind, size))
 
     def _launches(self, kind: str, size: int) -> int:
-        """How many launches of this kind and size a whole run has."""
+        """How many launches of this kind and size a whole run has, in all stacks that share its steps."""
         courses = [member.course for member in self._known if member]
         if kind == "train" or self._validation is None:
-            return launches(courses).by_size.get(size, 0)
-        return self._validation.launches(size, max(course.epochs for course in courses))
+            return self._stacks * launches(courses).by_size.get(size, 0)
+        return self._stacks * self._validation.launches(size, max(course.epochs for course in courses))
 
     # Between chunks
 
@@ -380,15 +382,20 @@ class StackedSession(FusedSession):
             except Exception:  # what raises here raises again in the check, and is blamed on its row
                 return None
             recall.remember(key, found)
+        self._launch_s = self._launch_s or found.together_s  # so that the first chunk has its size, too
         return found
 
     def _tried(self, chunk: Chunk) -> Trial:
-        self._feed(chunk, steps=1)
+        together_s, compiled = self.launch(chunk)
         case = self._case(chunk.rows[0], chunk.cursors[0], 0, chunk.size)
-        program = self._train_program(chunk.size)
-        together_s = shortest(program.launch_s)
         own_s = alone_s(self._recipe, case, self._first.probe.random)
-        return Trial(self.width, together_s, own_s, program.compiled)
+        return Trial(self.width, together_s, own_s, compiled)
+
+    def launch(self, chunk: Chunk) -> tuple[float, bool]:
+        """Seconds of one launch of the chunk, measured on idle rows, and whether it was compiled."""
+        self._feed(chunk, steps=1)
+        program = self._train_program(chunk.size)
+        return shortest(program.launch_s), program.compiled
 
     # Rows in and out
 
