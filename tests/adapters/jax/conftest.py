@@ -7,16 +7,26 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("JAX_PLATFORMS", "")
+from carpool.adapters.jax import programs
+from carpool.adapters.jax.session import StackedSession
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-@pytest.fixture(autouse=True, scope="session")
-def own_programs(tmp_path_factory: pytest.TempPathFactory):
-    """Programs of these tests are kept in a folder of their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CARPOOL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+@pytest.fixture(scope="session")
+def own_programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Programs of these tests are kept in one folder: those of one kind are compiled once."""
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(autouse=True)
+def shared_programs(
+    untried: Path, own_programs: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
+    monkeypatch.setattr(programs, "_folder", lambda: own_programs)
+    if "trials" not in request.fixturenames:
+        monkeypatch.setattr(StackedSession, "trial", lambda session, chunk: None)
 
 
 CROSSES = {"test_equals_the_plain_loop_pairwise": 6}
@@ -27,7 +37,7 @@ FAST_CASES = 2
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seen: Counter[str] = Counter()
     for item in items:
-        if item.fspath.basename == "test_jax_conformance.py":  # type: ignore[attr-defined]
+        if item.path.name == "test_jax_conformance.py":
             name = getattr(item, "originalname", "")
             seen[name] += 1
             if seen[name] > CROSSES.get(name, FAST_CASES):

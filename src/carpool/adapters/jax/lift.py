@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from carpool.adapters.base import Unstackable
-from carpool.adapters.jax.replay import Numbers, replayed
+from carpool.adapters.jax.replay import Numbers, Operators, replayed
 from carpool.adapters.jax.telling import told
 
 
@@ -29,9 +29,9 @@ class Traced:
     is_pure: bool
     """Whether it does nothing beside computing: no printing, no calls back to Python."""
 
-    def run(self, inputs: Sequence[Any], numbers: Numbers) -> Any:
+    def run(self, inputs: Sequence[Any], numbers: Numbers, operators: Operators | None = None) -> Any:
         """The function of these inputs, flat or nested as they were traced."""
-        values = replayed(self.closed, jax.tree.leaves(list(inputs)), numbers)
+        values = replayed(self.closed, jax.tree.leaves(list(inputs)), numbers, operators)
         return jax.tree.unflatten(self.out_tree, values)
 
 
@@ -59,9 +59,10 @@ class Lifted:
         fixed = tuple(n for place, n in enumerate(self.traced.numbers) if place not in self.places)
         return self.traced.text, tuple(self.places.items()), repr(fixed)
 
-    def run(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> Any:
+    def run(self, inputs: Sequence[Any], numbers: Sequence[Any], operators: Operators | None = None) -> Any:
         """One row's function, with the row's own numbers."""
-        return self.traced.run(inputs, {place: numbers[column] for place, column in self.places.items()})
+        own = {place: numbers[column] for place, column in self.places.items()}
+        return self.traced.run(inputs, own, operators)
 
 
 def lifted(rows: Sequence[Traced]) -> Lifted:

@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from carpool.adapters.jax.convolve import as_product
 from carpool.adapters.jax.lift import Lifted
+from carpool.adapters.jax.replay import Operators
 
 _EVALUATED = 0xFFFFFFFF  # the keys of validation are no step's
 
@@ -29,15 +31,23 @@ class Order(NamedTuple):
     offsets: Any
 
 
-Each = Callable[..., Any]
-"""A member's function made one of all rows: given it and its in_axes."""
+class Formulation(NamedTuple):
+    """How a member's function becomes one of all rows."""
+
+    name: str
+    each: Callable[..., Any]
+    """Given the function and its in_axes."""
+    operators: Operators
+    """What operations are replaced by."""
 
 
-def step_of(gradient: Lifted, update: Lifted) -> Callable[..., tuple[State, dict[str, Any]]]:
+def step_of(
+    gradient: Lifted, update: Lifted, operators: Operators
+) -> Callable[..., tuple[State, dict[str, Any]]]:
     """One step of one member: (state, batch, key, numbers) to the state afterwards and scalars by name."""
 
     def step(state: State, batch: Any, key: Any, numbers: Any) -> tuple[State, dict[str, Any]]:
-        values, rest, slopes = gradient.run((state.trained, state.rest, batch, key), numbers[0])
+        values, rest, slopes = gradient.run((state.trained, state.rest, batch, key), numbers[0], operators)
         trained, optimizer = update.run((slopes, state.optimizer, state.trained), numbers[1])
         return State(trained, rest, optimizer), values
 
@@ -45,13 +55,13 @@ def step_of(gradient: Lifted, update: Lifted) -> Callable[..., tuple[State, dict
 
 
 def training(
-    gradient: Lifted, update: Lifted, steps: int, size: int, rows: Each, shared: bool
+    gradient: Lifted, update: Lifted, steps: int, size: int, way: Formulation, shared: bool
 ) -> Callable[..., Any]:
     """So many steps of so many samples. A row that is not active, or whose loss is not finite, keeps every bit.
 
     `shared`: all rows read the same. Gives the state, sums of scalars over samples, steps taken, and who is still sound, each by row.
     """
-    step = step_of(gradient, update)
+    step = step_of(gradient, update, way.operators)
 
     def member(carried: Any, batch: Any, key: Any, number: Any, numbers: Any, active: Any) -> Any:
         state, sums, taken, sound = carried
@@ -94,18 +104,19 @@ def training(
 
         def advance(carried: Any, number: Any) -> Any:
             places = batch_of(order.places[0], order.offsets[0], number) if shared else order.places
-            carried = rows(one, axes)(carried, places, order.offsets, keys, first, numbers, active, number)
+            carried = way.each(one, axes)(
+                carried, places, order.offsets, keys, first, numbers, active, number
+            )
             return carried, None
 
         sums = {name: jnp.zeros(width, kind) for name, kind in _scalars(gradient).items()}
         begun = (state, sums, jnp.zeros(width, jnp.int32), jnp.ones(width, bool))
-        carried, _ = jax.lax.scan(advance, begun, jnp.arange(steps))
-        return carried
+        return _looped(advance, begun, steps)
 
     return run
 
 
-def evaluation(evaluate: Lifted, steps: int, size: int, rows: Each) -> Callable[..., Any]:
+def evaluation(evaluate: Lifted, steps: int, size: int, way: Formulation) -> Callable[..., Any]:
     """A pass over so many batches, from `starts` on: sums of scalars over samples, by row."""
 
     def run(state: State, pool: Any, starts: Any, keys: Any, numbers: Any) -> Any:
@@ -115,24 +126,31 @@ def evaluation(evaluate: Lifted, steps: int, size: int, rows: Each) -> Callable[
             )
             key = jax.random.fold_in(jax.random.fold_in(key, np.uint32(_EVALUATED)), number)
             inputs = (state.trained, state.rest, batch, key)
-            values = evaluate.run(inputs, numbers)
+            values = evaluate.run(inputs, numbers, way.operators)
             return {name: total + values[name].astype(total.dtype) * size for name, total in sums.items()}
 
         def advance(sums: Any, number: Any) -> Any:
-            return rows(one, (0, 0, 0, 0, 0, None))(state, starts, keys, numbers, sums, number), None
+            return way.each(one, (0, 0, 0, 0, 0, None))(state, starts, keys, numbers, sums, number), None
 
         begun = {name: jnp.zeros(len(starts), kind) for name, kind in _scalars(evaluate).items()}
-        return jax.lax.scan(advance, begun, jnp.arange(steps))[0]
+        return _looped(advance, begun, steps)
 
     return run
 
 
-def mapped(function: Any, axes: Any) -> Any:
+def _looped(advance: Callable[..., Any], begun: Any, steps: int) -> Any:
+    """One step is no loop: XLA's convolutions on a CPU take twenty times as long inside of one."""
+    if steps == 1:
+        return advance(begun, jnp.zeros((), jnp.int32))[0]
+    return jax.lax.scan(advance, begun, jnp.arange(steps, dtype=jnp.int32))[0]
+
+
+def _mapped(function: Any, axes: Any) -> Any:
     """All rows at once."""
     return jax.vmap(function, in_axes=axes)
 
 
-def alone(function: Any, axes: Any) -> Any:
+def _alone(function: Any, axes: Any) -> Any:
     """The one row of a stack of one, without the operations of a stack."""
 
     def run(*inputs: Any) -> Any:
@@ -145,7 +163,7 @@ def alone(function: Any, axes: Any) -> Any:
     return run
 
 
-def in_turn(function: Any, axes: Any) -> Any:
+def _in_turn(function: Any, axes: Any) -> Any:
     """One row after another, inside the program: for steps that are slower stacked."""
 
     def run(*inputs: Any) -> Any:
@@ -160,6 +178,12 @@ def in_turn(function: Any, axes: Any) -> Any:
         return jax.lax.map(one, tuple(held))
 
     return run
+
+
+MAPPED = Formulation("mapped", _mapped, {})
+PRODUCT = Formulation("product", _mapped, {"conv_general_dilated": as_product})
+IN_TURN = Formulation("in turn", _in_turn, {})
+ALONE = Formulation("alone", _alone, {})
 
 
 def _scalars(function: Lifted) -> dict[str, Any]:

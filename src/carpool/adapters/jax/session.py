@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,15 +21,19 @@ from carpool.adapters.base import (
 from carpool.adapters.jax import program, programs
 from carpool.adapters.jax.build import Arrays, Built
 from carpool.adapters.jax.check import compared, is_unproven
+from carpool.adapters.jax.formulation import Trials, candidates, convolves, length_limit
 from carpool.adapters.jax.keys import steps_key
 from carpool.adapters.jax.lift import Lifted, lifted
 from carpool.adapters.jax.pool import Pool, Store
-from carpool.adapters.jax.program import State
+from carpool.adapters.jax.program import Formulation, State
 from carpool.adapters.jax.reading import Reading
 from carpool.adapters.jax.recipe import Recipes
 from carpool.adapters.jax.state import loaded, stacked, unstacked
 from carpool.job import Job
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor
+from carpool.planning.trials import Trial
+
+_TIMED_STEPS = 4
 
 
 class StackedSession(FusedSession):
@@ -41,14 +45,11 @@ class StackedSession(FusedSession):
         recipes: Recipes,
         store: Store,
         device: Any,
-        formulation: str = "mapped",
         prepared: Prepared = lambda *_: None,
     ) -> None:
         self._builts = list(builts)
-        self._recipes, self._device = recipes, device
+        self._recipes, self._store, self._device = recipes, store, device
         self.width = len(builts)
-        self._each = program.alone if self.width == 1 else getattr(program, formulation)
-        self._formulation = "alone" if self.width == 1 else formulation
         self._reading = Reading(builts, store, device)
         self._validation = self._pools(store)
         self._state: Any = self._placed(
@@ -60,7 +61,29 @@ class StackedSession(FusedSession):
         self._left: set[int] = set()
         self._launch_s, self._prepare_s = 0.0, 0.0
         self._prepared = prepared
-        self._prepare()
+        first = max(size for built in builts for size in _sizes(built))
+        self._convolves = convolves(self._lifted("gradient", first).traced)
+        self._way = self._formulated()
+        if self._way is not None:
+            self._prepare()
+
+    def _formulated(self) -> Formulation | None:
+        """How the rows are computed, as far as that is known; without a trial, convolutions in the way that is likely to be good."""
+        if self.width == 1:
+            return program.ALONE
+        if not self._convolves:
+            return program.MAPPED
+        found = self._trials().remembered()
+        return self._trials().best(found)[0] if found else None
+
+    def _trials(self) -> Trials:
+        size = max(size for built in self._builts for size in _sizes(built))
+        functions = (self._lifted("gradient", size).key, self._lifted("update", 0).key)
+        return Trials((functions, size), self.width, self._device)
+
+    @property
+    def _chosen_way(self) -> Formulation:
+        return self._way or candidates(self._device.platform)[0]
 
     def _placed(self, nest: Any) -> Any:
         return jax.device_put(nest, self._device)
@@ -103,23 +126,28 @@ class StackedSession(FusedSession):
         batches = max(
             (built.data.length // size for built in self._builts if built.job.batch_size == size), default=1
         )
-        parts = -(-batches // MAX_CHUNK_STEPS)
+        most = MAX_CHUNK_STEPS
+        if self._convolves:
+            most = length_limit(self._chosen_way, self._device.platform, most)
+        parts = -(-batches // most)
         return max(1, -(-batches // max(1, parts)))
 
-    def _training(self, chunk: Chunk) -> Any:
-        size, steps = chunk.size, self._length(chunk.size)
+    def _training(self, chunk: Chunk, way: Formulation | None = None, steps: int = 0) -> Any:
+        """The program of such chunks, and its inputs but for who runs how far."""
+        size, way, donated = chunk.size, way or self._chosen_way, not steps
+        steps = steps or self._length(chunk.size)
         gradient, update = self._lifted("gradient", size), self._lifted("update", 0)
         order = self._reading.order(chunk)
         shared = self._reading.is_shared and self.width > 1
-        key = ("train", self._formulation, steps, size, shared, gradient.key, update.key)
+        key = ("train", way.name, steps, size, shared, gradient.key, update.key)
         flags, zeros = np.zeros(self.width, bool), np.zeros(self.width, np.uint32)
         numbers = (gradient.columns, update.columns)
         inputs = (self._state, self._reading.pool.nest, order, self._keys, zeros, numbers, flags, np.int32(0))
 
         def make() -> Any:
-            return program.training(gradient, update, steps, size, self._each, shared)
+            return program.training(gradient, update, steps, size, way, shared)
 
-        return programs.program(key, make, _typed(inputs), donated=True), inputs
+        return programs.program(key, make, _typed(inputs), donated=donated), inputs
 
     # Stepping
 
@@ -180,14 +208,14 @@ class StackedSession(FusedSession):
                 continue
             function = self._lifted("evaluate", batch)
             columns = tuple(column[list(rows)] for column in function.columns)
-            each = program.alone if len(rows) == 1 else self._each
+            way = program.ALONE if len(rows) == 1 else self._chosen_way
             inputs = _typed((state, pool.nest, pool.starts + np.int32(start), keys, columns))
-            key = ("evaluate", self._formulation, len(rows) == 1, steps, batch, function.key)
+            key = ("evaluate", way.name, steps, batch, function.key)
 
             def make(
-                function: Lifted = function, steps: int = steps, batch: int = batch, each: Any = each
+                function: Lifted = function, steps: int = steps, batch: int = batch, way: Formulation = way
             ) -> Any:
-                return program.evaluation(function, steps, batch, each)
+                return program.evaluation(function, steps, batch, way)
 
             found = jax.device_get(programs.program(key, make, inputs, donated=False).result()(*inputs))
             totals = {name: values + totals.get(name, 0.0) for name, values in found.items()}
@@ -275,7 +303,7 @@ class StackedSession(FusedSession):
         key = ("alone", chunk.size, gradient.key, update.key)
 
         def make() -> Any:
-            return program.training(gradient, update, 1, chunk.size, program.alone, False)
+            return program.training(gradient, update, 1, chunk.size, program.ALONE, False)
 
         after, *_ = programs.program(key, make, inputs, donated=False).result()(*inputs)
         return _row(jax.device_get(after.trained), 0)
@@ -294,8 +322,38 @@ class StackedSession(FusedSession):
         self._reading.narrow(kept)
         self._functions = {}
         self.width = width
-        self._each = program.alone if width == 1 else self._each
+        self._way = program.ALONE if width == 1 else self._chosen_way
         return moved
+
+    def trial(self, chunk: Chunk) -> Trial | None:
+        """Of convolutions: which formulation is the fastest, beside a member alone. Anything else gains from a stack."""
+        if not self._convolves or self.width == 1:
+            return None
+        trials = self._trials()
+        found = trials.remembered()
+        if not found:
+            steps = 1 if self._device.platform == "cpu" else _TIMED_STEPS
+            for way in candidates(self._device.platform):
+                self._training(chunk, way, steps)  # compiled side by side
+            found = trials.measured(
+                lambda way: self._timed(chunk, way, steps), lambda: self._timed_alone(chunk, steps)
+            )
+        self._way, best = trials.best(found)
+        self._prepare()
+        return best
+
+    def _timed(self, chunk: Chunk, way: Formulation, steps: int) -> float:
+        """Seconds of a step, by a program that leaves the stack as it is."""
+        compiled, inputs = self._training(chunk, way, steps)
+        run, given = compiled.result(), (*inputs[:6], np.ones(self.width, bool), np.int32(steps))
+        return _seconds(lambda: run(*_typed(given))) / steps
+
+    def _timed_alone(self, chunk: Chunk, steps: int) -> float:
+        one = Chunk(chunk.rows[:1], chunk.cursors[:1], chunk.size, 1)
+        alone = StackedSession(self._builts[:1], self._recipes, self._store, self._device)
+        seconds = alone._timed(Chunk((0,), one.cursors, one.size, 1), program.ALONE, steps)
+        alone.close()
+        return seconds
 
     def disturbed(self, row: int) -> str | None:
         return None  # arrays do not change, and the stack has its own
@@ -308,6 +366,17 @@ class StackedSession(FusedSession):
 
     def close(self) -> None:
         self._state = self._best = None
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    """The shorter of two runs, after one that is not counted."""
+    jax.block_until_ready(run())
+    taken = []
+    for _ in range(2):
+        began = time.perf_counter()
+        jax.block_until_ready(run())
+        taken.append(time.perf_counter() - began)
+    return min(taken)
 
 
 def _row(nest: Any, row: int) -> Any:

@@ -1,0 +1,60 @@
+"""How the rows of a stack with convolutions are computed: grouped, as matrix products, or one after another. Measured, and remembered."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from carpool import recall
+from carpool.adapters.jax.lift import Traced
+from carpool.adapters.jax.program import IN_TURN, MAPPED, PRODUCT, Formulation
+from carpool.adapters.jax.telling import names_of
+from carpool.planning.trials import Trial
+
+
+def convolves(traced: Traced) -> bool:
+    return "conv_general_dilated" in names_of(traced.closed)
+
+
+def candidates(platform: str) -> tuple[Formulation, ...]:
+    """Those that may be the fastest, the one to take unmeasured first.
+
+    On a CPU rows cannot be taken in turn inside a program: a convolution in a loop takes many times as long there.
+    """
+    return (PRODUCT, MAPPED) if platform == "cpu" else (IN_TURN, PRODUCT, MAPPED)
+
+
+def length_limit(way: Formulation, platform: str, most: int) -> int:
+    """Steps in a launch of such a stack: on a CPU a loop around a convolution costs more than launches."""
+    return 1 if platform == "cpu" and way is not PRODUCT else most
+
+
+class Trials:
+    """What was measured of one stack, by formulation."""
+
+    def __init__(self, key: Any, members: int, device: Any) -> None:
+        text = repr((key, members, device.platform, device.device_kind)).encode()
+        self._name = "jax " + hashlib.blake2b(text, digest_size=12).hexdigest()
+        self._members = members
+        self._ways = candidates(device.platform)
+
+    def remembered(self) -> Mapping[str, Trial]:
+        found = {way.name: recall.remembered(f"{self._name} {way.name}") for way in self._ways}
+        return {name: trial for name, trial in found.items() if trial is not None}
+
+    def measured(
+        self, seconds: Callable[[Formulation], float], alone: Callable[[], float]
+    ) -> Mapping[str, Trial]:
+        """Seconds of a step in each formulation beside those of a member alone."""
+        alone_s = alone()
+        found = {way.name: Trial(self._members, seconds(way), alone_s, compiled=True) for way in self._ways}
+        for name, trial in found.items():
+            recall.remember(f"{self._name} {name}", trial)
+        return found
+
+    def best(self, found: Mapping[str, Trial]) -> tuple[Formulation, Trial]:
+        way = min(
+            (way for way in self._ways if way.name in found), key=lambda way: found[way.name].together_s
+        )
+        return way, found[way.name]
