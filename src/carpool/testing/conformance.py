@@ -60,14 +60,14 @@ class AdapterConformance:
     schedulers: Sequence[str] = ()
     random_models: Sequence[str] = ()
     """Models with random layers: compared with the job alone, not with the plain loop."""
+    single_models: Sequence[str] = ()
+    """Models that the framework itself rounds to float32 on the way: compared in float32, never in float64."""
     fuses: Sequence[str] = ()
     """The models that fuse: one that leaves this list, or joins it unsaid, fails a test."""
     clip_norms: Sequence[float] = (0.05, 0.5, 5.0)
     """What members of one stack clip at; empty where jobs have no `clip_norm` because the framework's optimizers clip."""
     ends_at_nan: Outcome = Outcome.DIVERGED
     """How a job ends whose loss is not finite: COMPLETED where the framework goes on, and so does its job."""
-    double: bool = True
-    """Whether the framework computes in float64, in which all but one test compares; False where it rounds to float32."""
     fast_cases: int | None = None
     """How many cases of each test are in the fast suite, where every case compiles anew; the others are marked slow."""
     device: str = "cpu"
@@ -139,32 +139,33 @@ class AdapterConformance:
         self, model: str, optimizer: str, scheduler: str, double: bool | None = None, **changes: Any
     ) -> list[Job]:
         """Three members that differ in seed and learning rate."""
-        wide = self.double if double is None else double
+        wide = self.double(model) if double is None else double
         return [
             self.job(model, optimizer, scheduler, _changed(variant, changes), wide) for variant in VARIANTS
         ]
 
+    def double(self, model: str) -> bool:
+        """Whether the model is compared in float64, in tests that do not say."""
+        return model not in self.single_models
+
     def strategy(self, model: str) -> str:
         return "fused" if model in self.fuses else "auto"
 
-    def assert_like_reference(
-        self, jobs: Sequence[Job], results: Results, double: bool | None = None
-    ) -> None:
-        wide = self.double if double is None else double
+    def assert_like_reference(self, jobs: Sequence[Job], results: Results, double: bool) -> None:
         for job, result in zip(jobs, results, strict=True):
-            assert_close(self.left(result), self.reference(job), wide)
+            assert_close(self.left(result), self.reference(job), double)
             assert result.outcome is Outcome.COMPLETED
 
     # The promise
 
     def test_equals_the_plain_loop_pairwise(self, model: str, optimizer: str, scheduler: str) -> None:
         jobs = self.jobs(model, optimizer, scheduler)
-        self.assert_like_reference(jobs, self.run(jobs, strategy=self.strategy(model)))
+        self.assert_like_reference(jobs, self.run(jobs, strategy=self.strategy(model)), self.double(model))
 
     @pytest.mark.slow
     def test_equals_the_plain_loop_full_cross(self, model: str, optimizer: str, scheduler: str) -> None:
         jobs = self.jobs(model, optimizer, scheduler, epochs=25)
-        self.assert_like_reference(jobs, self.run(jobs, strategy=self.strategy(model)))
+        self.assert_like_reference(jobs, self.run(jobs, strategy=self.strategy(model)), self.double(model))
 
     def test_equals_the_plain_loop_in_single_precision(self, model: str) -> None:
         jobs = self.jobs(model, self.optimizers[0], self.schedulers[0], double=False, epochs=25)
@@ -172,7 +173,7 @@ class AdapterConformance:
 
     def test_equals_the_plain_loop_in_turn(self, model: str) -> None:
         jobs = self.jobs(model, self.optimizers[-1], self.schedulers[-1])
-        self.assert_like_reference(jobs, self.run(jobs, strategy="in_turn"))
+        self.assert_like_reference(jobs, self.run(jobs, strategy="in_turn"), self.double(model))
 
     def test_fuses_what_the_list_says_any_model(self, model: str) -> None:
         plan = carpool.plan(self.jobs(model, self.optimizers[0], self.schedulers[0]), device=self.device)
@@ -183,7 +184,7 @@ class AdapterConformance:
         together = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0]), strategy="fused")
         alone = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0]), strategy="in_turn")
         for one, other in zip(together, alone, strict=True):
-            assert_close(self.left(one), self.left(other), double=self.double)
+            assert_close(self.left(one), self.left(other), double=self.double(model))
 
     def test_clipping_equals_the_plain_loop_every_optimizer(self, optimizer: str) -> None:
         jobs = [
@@ -192,11 +193,11 @@ class AdapterConformance:
                 optimizer,
                 self.schedulers[0],
                 _changed(variant, {"options": {"clip_norm": norm}}),
-                self.double,
+                self.double(self.models[0]),
             )
             for variant, norm in zip(VARIANTS, self.clip_norms, strict=True)
         ]
-        self.assert_like_reference(jobs, self.run(jobs, strategy="fused"))
+        self.assert_like_reference(jobs, self.run(jobs, strategy="fused"), self.double(self.models[0]))
 
     # Neighbours
 
@@ -204,13 +205,13 @@ class AdapterConformance:
         forward = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0]))
         backward = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0])[::-1])
         for one, other in zip(forward, list(backward)[::-1], strict=True):
-            assert_close(self.left(one), self.left(other), double=self.double)
+            assert_close(self.left(one), self.left(other), double=self.double(model))
 
     def test_a_neighbour_that_leaves_changes_no_bit_any_model(self, model: str) -> None:
         stays = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0]), strategy="fused")
         changed = self.jobs(model, self.optimizers[0], self.schedulers[0])
         short = Variant(1, 0.5, epochs=3)
-        changed[1] = self.job(model, self.optimizers[0], self.schedulers[0], short, self.double)
+        changed[1] = self.job(model, self.optimizers[0], self.schedulers[0], short, self.double(model))
         leaves = self.run(changed, strategy="fused")
         for place in (0, 2):
             assert_identical(self.left(stays[place]), self.left(leaves[place]))
@@ -219,7 +220,8 @@ class AdapterConformance:
         optimizer = self.optimizers[0]
         sound = self.run(self.jobs(model, optimizer, self.schedulers[0]), strategy="fused")
         changed = self.jobs(model, optimizer, self.schedulers[0])
-        changed[1] = self.job(model, optimizer, self.schedulers[0], Variant(1, float("inf")), self.double)
+        endless = Variant(1, float("inf"))
+        changed[1] = self.job(model, optimizer, self.schedulers[0], endless, self.double(model))
         broken = carpool.train(changed, device=self.device, reporters=[], compile=False, strategy="fused")
         assert broken[1].outcome is self.ends_at_nan
         assert not all(np.isfinite(value).all() for value in self.left(broken[1]).weights.values())
@@ -236,7 +238,7 @@ class AdapterConformance:
         expected = [self.reference_continued(job) for job in jobs]
         for job, result, reference in zip(again, self.run(again, strategy="fused"), expected, strict=True):
             assert result.model is job.model
-            assert_close(self.left(result), reference, double=self.double)
+            assert_close(self.left(result), reference, double=self.double(self.models[0]))
 
     @abstractmethod
     def continued(self, job: Job, result: Result) -> Job:

@@ -85,6 +85,8 @@ MODELS: dict[str, tuple[tuple[int, ...], Callable[[], list[Any]]]] = {
 }
 RANDOM = ("dropout", "noise", "spatial dropout", "flipped", "recurrent dropout")
 UNFUSED = ("own layer", *(("preprocessing", "discretized") if keras.backend.backend() == "torch" else ()))
+SINGLE = {"jax": ("layer norm", "group norm"), "torch": tuple(MODELS), "tensorflow": ()}[BACKEND]
+"""Those in which Keras makes float32 of float64, as it does there wherever types meet."""
 
 
 def _attending() -> Any:

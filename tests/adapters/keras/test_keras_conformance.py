@@ -28,12 +28,13 @@ class Keras(AdapterConformance):
     fuses = tuple(model for model in zoo.MODELS if model not in zoo.UNFUSED)
     clip_norms = ()
     ends_at_nan = Outcome.COMPLETED
-    double = zoo.BACKEND != "torch"  # Keras makes float32 of float64 there, wherever two types meet
+    single_models = zoo.SINGLE
     test_equals_the_plain_loop_full_cross = None  # type: ignore[assignment]  # each case compiles anew: pairs suffice
 
     @pytest.fixture(autouse=True)
     def _precision(self, request: pytest.FixtureRequest) -> Iterator[None]:
-        is_single = "single_precision" in request.function.__name__ or not self.double
+        model = request.node.callspec.params.get("model", self.models[0])
+        is_single = "single_precision" in request.function.__name__ or not self.double(model)
         with zoo.precision("float32" if is_single else "float64"):
             yield
 
