@@ -26,6 +26,7 @@ class Keras(AdapterConformance):
     """What holds of all Keras jobs, on the CPU, with the backend that is loaded."""
 
     fuses = tuple(model for model in zoo.MODELS if model not in zoo.UNFUSED)
+    alone = "interleaved" if zoo.BACKEND == "torch" else "in_turn"  # in turn, Keras on torch draws by itself
     clip_norms = ()
     ends_at_nan = Outcome.COMPLETED
     single_models = zoo.SINGLE
