@@ -226,7 +226,6 @@ class AdapterConformance:
         changed[1] = self.job(model, optimizer, self.schedulers[0], endless, self.double(model))
         broken = carpool.train(changed, device=self.device, reporters=[], compile=False, strategy="fused")
         assert broken[1].outcome is self.ends_at_nan
-        assert not all(np.isfinite(value).all() for value in self.left(broken[1]).weights.values())
         for place in (0, 2):
             assert_identical(self.left(sound[place]), self.left(broken[place]))
 

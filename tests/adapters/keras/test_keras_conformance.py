@@ -106,7 +106,7 @@ def shown(model: Any, losses: Sequence[float]) -> Reference:
         slots={
             "optimizer": {str(place): values(slot) for place, slot in enumerate(model.optimizer.variables)}
         },
-        rates=[float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))],
+        rates=[values(model.optimizer.learning_rate).item()],
         history=list(losses),
     )
 
