@@ -33,7 +33,7 @@ class Variant:
 
     seed: int = 0
     scale: float = 1.0
-    """What the learning rate is multiplied by."""
+    """What the learning rate is multiplied by, where a stack may hold several."""
     epochs: int = 12
     options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments for `carpool.Job` on top."""
@@ -60,8 +60,18 @@ class AdapterConformance:
     schedulers: Sequence[str] = ()
     random_models: Sequence[str] = ()
     """Models with random layers: compared with the job alone, not with the plain loop."""
+    alone: str = "in_turn"
+    """The strategy that stands for the job alone in that comparison: one that draws the random numbers of a stack."""
+    single_models: Sequence[str] = ()
+    """Models that the framework itself rounds to float32 on the way: compared in float32, never in float64."""
     fuses: Sequence[str] = ()
     """The models that fuse: one that leaves this list, or joins it unsaid, fails a test."""
+    clip_norms: Sequence[float] = (0.05, 0.5, 5.0)
+    """What members of one stack clip at; empty where jobs have no `clip_norm` because the framework's optimizers clip."""
+    ends_at_nan: Outcome = Outcome.DIVERGED
+    """How a job ends whose loss is not finite: COMPLETED where the framework goes on, and so does its job."""
+    fast_cases: int | None = None
+    """How many cases of each test are in the fast suite, where every case compiles anew; the others are marked slow."""
     device: str = "cpu"
 
     @abstractmethod
@@ -81,9 +91,15 @@ class AdapterConformance:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         cases = self._cases(metafunc.function.__name__)
         names = [name for name in ("model", "optimizer", "scheduler") if name in metafunc.fixturenames]
-        if cases and names:
+        if names:  # no cases: pytest skips the test, and says so
             rows = list(dict.fromkeys(tuple(case[name] for name in names) for case in cases))
-            metafunc.parametrize(names, rows, ids=["-".join(row) for row in rows])
+            fast = len(rows) if self.fast_cases is None else self.fast_cases
+            marks = [() if place < fast else pytest.mark.slow for place in range(len(rows))]
+            params = [
+                pytest.param(*row, id="-".join(row), marks=mark)
+                for row, mark in zip(rows, marks, strict=True)
+            ]
+            metafunc.parametrize(names, params)
 
     def _cases(self, test: str) -> list[dict[str, str]]:
         plain = [model for model in self.models if model not in self.random_models]
@@ -97,6 +113,8 @@ class AdapterConformance:
                 {"model": m, "optimizer": self.optimizers[0], "scheduler": self.schedulers[0]}
                 for m in self.random_models
             ]
+        if "clipping" in test and not self.clip_norms:
+            return []
         if "every_optimizer" in test:
             return [
                 {"model": plain[0], "optimizer": o, "scheduler": self.schedulers[0]} for o in self.optimizers
@@ -120,17 +138,22 @@ class AdapterConformance:
         return results
 
     def jobs(
-        self, model: str, optimizer: str, scheduler: str, double: bool = True, **changes: Any
+        self, model: str, optimizer: str, scheduler: str, double: bool | None = None, **changes: Any
     ) -> list[Job]:
         """Three members that differ in seed and learning rate."""
+        wide = self.double(model) if double is None else double
         return [
-            self.job(model, optimizer, scheduler, _changed(variant, changes), double) for variant in VARIANTS
+            self.job(model, optimizer, scheduler, _changed(variant, changes), wide) for variant in VARIANTS
         ]
+
+    def double(self, model: str) -> bool:
+        """Whether the model is compared in float64, in tests that do not say."""
+        return model not in self.single_models
 
     def strategy(self, model: str) -> str:
         return "fused" if model in self.fuses else "auto"
 
-    def assert_like_reference(self, jobs: Sequence[Job], results: Results, double: bool = True) -> None:
+    def assert_like_reference(self, jobs: Sequence[Job], results: Results, double: bool) -> None:
         for job, result in zip(jobs, results, strict=True):
             assert_close(self.left(result), self.reference(job), double)
             assert result.outcome is Outcome.COMPLETED
@@ -139,12 +162,12 @@ class AdapterConformance:
 
     def test_equals_the_plain_loop_pairwise(self, model: str, optimizer: str, scheduler: str) -> None:
         jobs = self.jobs(model, optimizer, scheduler)
-        self.assert_like_reference(jobs, self.run(jobs, strategy=self.strategy(model)))
+        self.assert_like_reference(jobs, self.run(jobs, strategy=self.strategy(model)), self.double(model))
 
     @pytest.mark.slow
     def test_equals_the_plain_loop_full_cross(self, model: str, optimizer: str, scheduler: str) -> None:
         jobs = self.jobs(model, optimizer, scheduler, epochs=25)
-        self.assert_like_reference(jobs, self.run(jobs, strategy=self.strategy(model)))
+        self.assert_like_reference(jobs, self.run(jobs, strategy=self.strategy(model)), self.double(model))
 
     def test_equals_the_plain_loop_in_single_precision(self, model: str) -> None:
         jobs = self.jobs(model, self.optimizers[0], self.schedulers[0], double=False, epochs=25)
@@ -152,7 +175,7 @@ class AdapterConformance:
 
     def test_equals_the_plain_loop_in_turn(self, model: str) -> None:
         jobs = self.jobs(model, self.optimizers[-1], self.schedulers[-1])
-        self.assert_like_reference(jobs, self.run(jobs, strategy="in_turn"))
+        self.assert_like_reference(jobs, self.run(jobs, strategy="in_turn"), self.double(model))
 
     def test_fuses_what_the_list_says_any_model(self, model: str) -> None:
         plan = carpool.plan(self.jobs(model, self.optimizers[0], self.schedulers[0]), device=self.device)
@@ -161,9 +184,9 @@ class AdapterConformance:
 
     def test_random_layers_equal_the_job_alone(self, model: str) -> None:
         together = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0]), strategy="fused")
-        alone = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0]), strategy="in_turn")
+        alone = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0]), strategy=self.alone)
         for one, other in zip(together, alone, strict=True):
-            assert_close(self.left(one), self.left(other), double=True)
+            assert_close(self.left(one), self.left(other), double=self.double(model))
 
     def test_clipping_equals_the_plain_loop_every_optimizer(self, optimizer: str) -> None:
         jobs = [
@@ -172,10 +195,11 @@ class AdapterConformance:
                 optimizer,
                 self.schedulers[0],
                 _changed(variant, {"options": {"clip_norm": norm}}),
+                self.double(self.models[0]),
             )
-            for variant, norm in zip(VARIANTS, (0.05, 0.5, 5.0), strict=True)
+            for variant, norm in zip(VARIANTS, self.clip_norms, strict=True)
         ]
-        self.assert_like_reference(jobs, self.run(jobs, strategy="fused"))
+        self.assert_like_reference(jobs, self.run(jobs, strategy="fused"), self.double(self.models[0]))
 
     # Neighbours
 
@@ -183,12 +207,13 @@ class AdapterConformance:
         forward = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0]))
         backward = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0])[::-1])
         for one, other in zip(forward, list(backward)[::-1], strict=True):
-            assert_close(self.left(one), self.left(other), double=True)
+            assert_close(self.left(one), self.left(other), double=self.double(model))
 
     def test_a_neighbour_that_leaves_changes_no_bit_any_model(self, model: str) -> None:
         stays = self.run(self.jobs(model, self.optimizers[0], self.schedulers[0]), strategy="fused")
         changed = self.jobs(model, self.optimizers[0], self.schedulers[0])
-        changed[1] = self.job(model, self.optimizers[0], self.schedulers[0], Variant(1, 0.5, epochs=3))
+        short = Variant(1, 0.5, epochs=3)
+        changed[1] = self.job(model, self.optimizers[0], self.schedulers[0], short, self.double(model))
         leaves = self.run(changed, strategy="fused")
         for place in (0, 2):
             assert_identical(self.left(stays[place]), self.left(leaves[place]))
@@ -197,9 +222,10 @@ class AdapterConformance:
         optimizer = self.optimizers[0]
         sound = self.run(self.jobs(model, optimizer, self.schedulers[0]), strategy="fused")
         changed = self.jobs(model, optimizer, self.schedulers[0])
-        changed[1] = self.job(model, optimizer, self.schedulers[0], Variant(1, float("inf")))
+        endless = Variant(1, float("inf"))
+        changed[1] = self.job(model, optimizer, self.schedulers[0], endless, self.double(model))
         broken = carpool.train(changed, device=self.device, reporters=[], compile=False, strategy="fused")
-        assert broken[1].outcome is Outcome.DIVERGED
+        assert broken[1].outcome is self.ends_at_nan
         for place in (0, 2):
             assert_identical(self.left(sound[place]), self.left(broken[place]))
 
@@ -211,8 +237,9 @@ class AdapterConformance:
         first = self.run(jobs, strategy="fused")
         again = [self.continued(job, result) for job, result in zip(jobs, first, strict=True)]
         expected = [self.reference_continued(job) for job in jobs]
-        for result, reference in zip(self.run(again, strategy="fused"), expected, strict=True):
-            assert_close(self.left(result), reference, double=True)
+        for job, result, reference in zip(again, self.run(again, strategy="fused"), expected, strict=True):
+            assert result.model is job.model
+            assert_close(self.left(result), reference, double=self.double(self.models[0]))
 
     @abstractmethod
     def continued(self, job: Job, result: Result) -> Job:

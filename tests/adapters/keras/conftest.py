@@ -15,9 +15,6 @@ if os.environ["KERAS_BACKEND"] == "jax":  # models of one kind are compiled once
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 CROSSES = {
-    "test_layers_equal_fit_and_random_ones_the_job_alone",
-    "test_optimizers_equal_fit",
-    "test_schedules_equal_fit",
     "test_models_of_every_kind",
     "test_keras_own_callbacks_do_what_they_do_in_fit",
     "test_a_callback_that_raises_fails_its_job_alone",

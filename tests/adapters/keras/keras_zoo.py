@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import keras
@@ -37,7 +39,10 @@ def tokens(samples: int = SAMPLES) -> tuple[np.ndarray, np.ndarray]:
 
 MODELS: dict[str, tuple[tuple[int, ...], Callable[[], list[Any]]]] = {
     "mlp": ((5,), lambda: [layers.Dense(6, activation="relu")]),
-    "batch norm": ((5,), lambda: [layers.Dense(6), layers.BatchNormalization(), layers.ReLU()]),
+    "batch norm": (
+        (5,),  # the norm takes a bias out again: optimizers would follow the rounding of its gradient
+        lambda: [layers.Dense(6, use_bias=False), layers.BatchNormalization(), layers.ReLU()],
+    ),
     "layer norm": ((5,), lambda: [layers.Dense(6), layers.LayerNormalization(), layers.PReLU()]),
     "group norm": ((4, 6), lambda: [layers.GroupNormalization(2), layers.Flatten()]),
     "conv1d": ((8, 3), lambda: [layers.Conv1D(4, 3, activation="relu"), layers.GlobalAveragePooling1D()]),
@@ -55,7 +60,8 @@ MODELS: dict[str, tuple[tuple[int, ...], Callable[[], list[Any]]]] = {
     "gru": ((5, 3), lambda: [layers.GRU(4, return_sequences=True), layers.Flatten()]),
     "bidirectional": ((5, 3), lambda: [layers.Bidirectional(layers.LSTM(3))]),
     "embedding": ((6,), lambda: [layers.Embedding(10, 4, mask_zero=True), layers.GRU(4)]),
-    "attention": ((5, 4), lambda: [_Attending(), layers.GlobalAveragePooling1D()]),
+    "attention": ((5, 4), lambda: [_attending(), layers.GlobalAveragePooling1D()]),
+    "own layer": ((5, 4), lambda: [_Attending(), layers.GlobalAveragePooling1D()]),
     "preprocessing": ((5,), lambda: [layers.Rescaling(0.5), _normalized(), layers.Dense(4)]),
     "discretized": (
         (5,),
@@ -65,28 +71,36 @@ MODELS: dict[str, tuple[tuple[int, ...], Callable[[], list[Any]]]] = {
             layers.Dense(4),
         ],
     ),
-    "dropout": ((5,), lambda: [layers.Dense(6, activation="relu"), layers.Dropout(0.3, seed=1)]),
+    "dropout": ((5,), lambda: [layers.Dense(6, activation="relu"), layers.Dropout(0.3)]),
     "noise": (
         (5,),
-        lambda: [layers.GaussianNoise(0.1, seed=1), layers.Dense(6), layers.GaussianDropout(0.2, seed=2)],
+        lambda: [layers.GaussianNoise(0.1), layers.Dense(6), layers.GaussianDropout(0.2)],
     ),
     "spatial dropout": (
         (6, 3),
-        lambda: [layers.SpatialDropout1D(0.3, seed=1), layers.Conv1D(4, 2), layers.Flatten()],
+        lambda: [layers.SpatialDropout1D(0.3), layers.Conv1D(4, 2), layers.Flatten()],
     ),
-    "flipped": ((6, 6, 1), lambda: [layers.RandomFlip(seed=1), layers.Conv2D(2, 3), layers.Flatten()]),
-    "recurrent dropout": ((5, 3), lambda: [layers.LSTM(4, dropout=0.2, recurrent_dropout=0.2, seed=1)]),
+    "flipped": ((6, 6, 1), lambda: [layers.RandomFlip(), layers.Conv2D(2, 3), layers.Flatten()]),
+    "recurrent dropout": ((5, 3), lambda: [layers.LSTM(4, dropout=0.2, recurrent_dropout=0.2)]),
 }
 RANDOM = ("dropout", "noise", "spatial dropout", "flipped", "recurrent dropout")
-UNFUSED = ("attention", *(("preprocessing", "discretized") if keras.backend.backend() == "torch" else ()))
+UNFUSED = ("own layer", *(("preprocessing", "discretized") if keras.backend.backend() == "torch" else ()))
+SINGLE = {"jax": ("layer norm", "group norm"), "torch": tuple(MODELS), "tensorflow": ()}[BACKEND]
+"""Those in which Keras makes float32 of float64, as it does there wherever types meet."""
+
+
+def _attending() -> Any:
+    """Attention of a sequence to itself, of Keras' own layers. A bias of keys has no gradient but its rounding."""
+    x = keras.Input((5, 4))
+    return keras.Model(x, layers.Add()([x, layers.MultiHeadAttention(2, 3, use_bias=False)(x, x)]))
 
 
 class _Attending(layers.Layer):
-    """Attention of a sequence to itself: a layer of the user's own."""
+    """The same as a layer of the user's own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.attend = layers.MultiHeadAttention(2, 3)
+        self.attend = layers.MultiHeadAttention(2, 3, use_bias=False)
 
     def build(self, input_shape: Any) -> None:
         self.attend.build(input_shape, input_shape)
@@ -158,6 +172,7 @@ def sequential(
     return model
 
 
+@cache
 def data_of(kind: str) -> tuple[np.ndarray, np.ndarray]:
     return tokens() if kind == "embedding" else arrays(*MODELS[kind][0])
 
@@ -179,6 +194,33 @@ class seeded:
 
         random.setstate(self._states[0])
         np.random.set_state(self._states[1])
+
+
+@contextmanager
+def precision(name: str) -> Iterator[None]:
+    """Models made, compiled and fitted inside compute in this type of number."""
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx(name)
+    keras.config.set_dtype_policy(name)
+    try:
+        with _numbers_of_64_bits() if BACKEND == "jax" and name == "float64" else nullcontext():
+            yield
+    finally:
+        keras.config.set_floatx(before[0])
+        keras.config.set_dtype_policy(before[1])
+
+
+@contextmanager
+def _numbers_of_64_bits() -> Iterator[None]:
+    """JAX has none unless it is told to; told in all threads, for models fit in threads too."""
+    import jax
+
+    before = jax.config.read("jax_enable_x64")
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
 
 
 # Functional and subclassed models

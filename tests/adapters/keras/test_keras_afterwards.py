@@ -117,15 +117,6 @@ def test_a_loss_that_turns_nan_goes_on_as_in_fit_and_disturbs_nobody():
     zoo.assert_history(results[0].history, zoo.alone(zoo.sequential(rate=0.05), x, y))
 
 
-def test_a_neighbour_that_leaves_changes_no_bit():
-    x, y = zoo.arrays(5)
-    epochs = carpool.each(**{"0": 4, "1": 1, "2": 4})
-    stays = zoo.ours([zoo.sequential("dropout", seed=i) for i in range(3)], x, y, epochs=4)
-    leaves = zoo.ours([zoo.sequential("dropout", seed=i) for i in range(3)], x, y, epochs=epochs)
-    for place in (0, 2):
-        assert stays[place].history == leaves[place].history
-
-
 def raise_once(monkeypatch, at, error):
     """The launch of this number raises, instead of being one."""
     from carpool.adapters.keras.session import StackedFit

@@ -242,38 +242,3 @@ def test_numbered_metrics_keep_their_names_in_a_stack():
         shown = {name for name in result.history if not name.startswith("val_")}
         assert shown == set(model.get_metrics_result())
     assert set(results[0].history) != set(results[1].history)
-
-
-@pytest.mark.parametrize("kind", zoo.MODELS)
-def test_layers_equal_fit_and_random_ones_the_job_alone(kind):
-    x, y = zoo.data_of(kind)
-    models = [zoo.sequential(kind, seed=seed) for seed in range(2)]
-    together = zoo.ours(models, x, y, epochs=2)
-    assert {result.strategy for result in together} == {"interleaved" if kind in zoo.UNFUSED else "fused"}
-    again = zoo.sequential(kind, seed=1)
-    if kind in zoo.RANDOM:
-        expected = zoo.ours({"1": again}, x, y, epochs=2, seed=0)[0].history
-    else:
-        expected = zoo.alone(again, x, y, epochs=2)
-    zoo.assert_history(together[1].history, expected, rtol=1e-4)
-    zoo.assert_same_model(models[1], again, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("optimizer", zoo.OPTIMIZERS)
-def test_optimizers_equal_fit(optimizer):
-    x, y = zoo.arrays(5)
-    models = [zoo.sequential(optimizer=optimizer, seed=seed, rate=0.01 * (seed + 1)) for seed in range(2)]
-    together = zoo.ours(models, x, y, epochs=2, strategy="fused")
-    reference = zoo.sequential(optimizer=optimizer, seed=1, rate=0.02)
-    zoo.assert_history(together[1].history, zoo.alone(reference, x, y, epochs=2))
-    zoo.assert_same_model(models[1], reference)
-
-
-@pytest.mark.parametrize("schedule", zoo.SCHEDULES)
-def test_schedules_equal_fit(schedule):
-    x, y = zoo.arrays(5)
-    models = [zoo.sequential(schedule=schedule, seed=seed) for seed in range(2)]
-    together = zoo.ours(models, x, y, strategy="fused")
-    reference = zoo.sequential(schedule=schedule, seed=1)
-    zoo.assert_history(together[1].history, zoo.alone(reference, x, y))
-    zoo.assert_same_model(models[1], reference)

@@ -15,7 +15,7 @@ from carpool.adapters.keras.check import CHECKED, compared
 from carpool.adapters.keras.engine import Engine, Feed
 from carpool.adapters.keras.fit import Fit
 from carpool.adapters.keras.launches import Held, Launch, Seen
-from carpool.adapters.keras.reading import Reading, shapes
+from carpool.adapters.keras.reading import Reading, epoch_of, shapes
 from carpool.adapters.keras.shown import Shown
 from carpool.job import Job
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor
@@ -58,7 +58,7 @@ class StackedFit(FusedSession):
         wanted: set[tuple[int, int]] = set()
         for fit in self._fits.values():
             wanted |= set(shapes(fit.course, self._most(fit)))
-        alike = len({fit.course for fit in self._fits.values()}) == 1
+        alike = len({epoch_of(fit.course) for fit in self._fits.values()}) == 1
         if alike:  # else who runs with whom is the driver's to say
             self._shapes = wanted
             parts = tuple(shapes(self._fits[0].course, self._most(self._fits[0])))
