@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -27,18 +26,3 @@ def shared_programs(
     monkeypatch.setattr(programs, "_folder", lambda: own_programs)
     if "trials" not in request.fixturenames:
         monkeypatch.setattr(StackedSession, "trial", lambda session, chunk: None)
-
-
-CROSSES = {"test_equals_the_plain_loop_pairwise": 6}
-"""Tests over many cases that each compile anew: so many are in the fast suite, and all in the slow one."""
-FAST_CASES = 2
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    seen: Counter[str] = Counter()
-    for item in items:
-        if item.path.name == "test_jax_conformance.py":
-            name = getattr(item, "originalname", "")
-            seen[name] += 1
-            if seen[name] > CROSSES.get(name, FAST_CASES):
-                item.add_marker(pytest.mark.slow)

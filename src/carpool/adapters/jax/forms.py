@@ -18,6 +18,7 @@ import numpy as np
 
 from carpool.adapters.jax.model import Model
 from carpool.errors import LossError, sentence
+from carpool.fingerprint import fingerprint
 
 
 class Parts(NamedTuple):
@@ -133,7 +134,8 @@ class ModelForm(Form):
         self._has_state = model.state is not None
         self._parameters = NestForm(model.parameters)
         self._state = NestForm(model.state)
-        self.key = ("Model", self._parameters.key, self._state.key, self._has_state)
+        held = (self._parameters.key, self._state.key, self._has_state)
+        self.key = ("Model", held, fingerprint(self._apply))
 
     @classmethod
     def claims(cls, model: Any) -> bool:

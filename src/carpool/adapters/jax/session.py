@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,16 +19,18 @@ from carpool.adapters.base import (
     Ticket,
 )
 from carpool.adapters.jax import program, programs
-from carpool.adapters.jax.build import Arrays, Built
+from carpool.adapters.jax.build import Built
 from carpool.adapters.jax.check import compared, is_unproven
 from carpool.adapters.jax.formulation import Trials, candidates, convolves, length_limit
+from carpool.adapters.jax.functions import Functions, sizes, typed
 from carpool.adapters.jax.keys import steps_key
-from carpool.adapters.jax.lift import Lifted, lifted
-from carpool.adapters.jax.pool import Pool, Store
+from carpool.adapters.jax.lift import lifted
+from carpool.adapters.jax.pool import Store
 from carpool.adapters.jax.program import Formulation, State
 from carpool.adapters.jax.reading import Reading
 from carpool.adapters.jax.recipe import Recipes
 from carpool.adapters.jax.state import loaded, stacked, unstacked
+from carpool.adapters.jax.validation import Validation
 from carpool.job import Job
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor
 from carpool.planning.trials import Trial
@@ -51,18 +53,18 @@ class StackedSession(FusedSession):
         self._recipes, self._store, self._device = recipes, store, device
         self.width = len(builts)
         self._reading = Reading(builts, store, device)
-        self._validation = self._pools(store)
+        self._validation = Validation(builts, store, device)
         self._state: Any = self._placed(
             stacked([State(b.parts.trained, b.parts.rest, b.state) for b in builts])
         )
         self._keys = self._placed(jnp.stack([steps_key(built.job.seed) for built in builts]))
         self._best: State | None = None
-        self._functions: dict[Hashable, Lifted] = {}
+        self._functions = Functions(builts, recipes)
         self._left: set[int] = set()
         self._launch_s, self._prepare_s = 0.0, 0.0
         self._prepared = prepared
-        first = max(size for built in builts for size in _sizes(built))
-        self._convolves = convolves(self._lifted("gradient", first).traced)
+        first = max(size for built in builts for size in sizes(built))
+        self._convolves = convolves(self._functions.gradient(first).traced)
         self._way = self._formulated()
         if self._way is not None:
             self._prepare()
@@ -77,8 +79,8 @@ class StackedSession(FusedSession):
         return self._trials().best(found)[0] if found else None
 
     def _trials(self) -> Trials:
-        size = max(size for built in self._builts for size in _sizes(built))
-        functions = (self._lifted("gradient", size).key, self._lifted("update", 0).key)
+        size = max(size for built in self._builts for size in sizes(built))
+        functions = (self._functions.gradient(size).key, self._functions.update().key)
         return Trials((functions, size), self.width, self._device)
 
     @property
@@ -88,34 +90,12 @@ class StackedSession(FusedSession):
     def _placed(self, nest: Any) -> Any:
         return jax.device_put(nest, self._device)
 
-    def _pools(self, store: Store) -> dict[int, tuple[Pool, list[int]]]:
-        """Validation data, of rows with equal lengths together."""
-        by_length: dict[int, dict[int, Arrays]] = {}
-        for row, built in enumerate(self._builts):
-            if built.validation is not None:
-                by_length.setdefault(built.validation.length, {})[row] = built.validation
-        return {
-            length: (Pool(list(rows.values()), store, self._device), list(rows))
-            for length, rows in by_length.items()
-        }
-
     # Programs
-
-    def _lifted(self, kind: str, size: int) -> Lifted:
-        """The rows' function of this kind at this batch size, traced for each of them."""
-        if (kind, size) not in self._functions:
-            make = {
-                "gradient": lambda built: self._recipes.gradient(built, size),
-                "update": self._recipes.update,
-                "evaluate": lambda built: self._recipes.evaluate(built, size),
-            }[kind]
-            self._functions[kind, size] = lifted([make(built) for built in self._builts])
-        return self._functions[kind, size]
 
     def _prepare(self) -> None:
         """Programs for the first epoch, compiled side by side while others are opened."""
         began = time.perf_counter()
-        for size in sorted({size for built in self._builts for size in _sizes(built)}, reverse=True):
+        for size in sorted({size for built in self._builts for size in sizes(built)}, reverse=True):
             cursors = tuple(Cursor() for _ in self._builts)
             chunk = Chunk(tuple(range(self.width)), cursors, size, self._length(size))
             self._training(chunk)
@@ -136,7 +116,7 @@ class StackedSession(FusedSession):
         """The program of such chunks, and its inputs but for who runs how far."""
         size, way, donated = chunk.size, way or self._chosen_way, not steps
         steps = steps or self._length(chunk.size)
-        gradient, update = self._lifted("gradient", size), self._lifted("update", 0)
+        gradient, update = self._functions.gradient(size), self._functions.update()
         order = self._reading.order(chunk)
         shared = self._reading.is_shared and self.width > 1
         key = ("train", way.name, steps, size, shared, gradient.key, update.key)
@@ -147,7 +127,7 @@ class StackedSession(FusedSession):
         def make() -> Any:
             return program.training(gradient, update, steps, size, way, shared)
 
-        return programs.program(key, make, _typed(inputs), donated=donated), inputs
+        return programs.program(key, make, typed(inputs), donated=donated), inputs
 
     # Stepping
 
@@ -162,7 +142,7 @@ class StackedSession(FusedSession):
         run = compiled.result()
         self._prepare_s = max(self._prepare_s, time.perf_counter() - began)
         inputs = (*inputs[:4], first, inputs[5], active, np.int32(done.steps))
-        self._state, *shown = run(*_typed(inputs))
+        self._state, *shown = run(*typed(inputs))
         return Ticket(done, shown)
 
     def done(self, ticket: Ticket) -> bool:
@@ -185,41 +165,7 @@ class StackedSession(FusedSession):
     # Epochs
 
     def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
-        shown: list[MetricRow] = []
-        for length, (pool, held) in self._validation.items():
-            wanted = [row for row in held if row in rows]
-            if wanted:
-                totals = self._evaluated(length, pool, held)
-                shown += [
-                    MetricRow(row, 0, length, {name: float(v[held.index(row)]) for name, v in totals.items()})
-                    for row in wanted
-                ]
-        return tuple(sorted(shown, key=lambda row: row.row))
-
-    def _evaluated(self, length: int, pool: Pool, rows: Sequence[int]) -> Mapping[str, np.ndarray]:
-        """Sums over the rows' validation data, full batches first."""
-        size = min(length, max(self._builts[row].job.batch_size for row in rows))
-        every = len(rows) == self.width
-        state = self._state if every else jax.tree.map(lambda leaf: leaf[np.asarray(rows)], self._state)
-        keys = self._keys if every else self._keys[np.asarray(rows)]
-        totals: dict[str, np.ndarray] = {}
-        for steps, batch, start in ((length // size, size, 0), (1, length % size, length - length % size)):
-            if batch == 0:
-                continue
-            function = self._lifted("evaluate", batch)
-            columns = tuple(column[list(rows)] for column in function.columns)
-            way = program.ALONE if len(rows) == 1 else self._chosen_way
-            inputs = _typed((state, pool.nest, pool.starts + np.int32(start), keys, columns))
-            key = ("evaluate", way.name, steps, batch, function.key)
-
-            def make(
-                function: Lifted = function, steps: int = steps, batch: int = batch, way: Formulation = way
-            ) -> Any:
-                return program.evaluation(function, steps, batch, way)
-
-            found = jax.device_get(programs.program(key, make, inputs, donated=False).result()(*inputs))
-            totals = {name: values + totals.get(name, 0.0) for name, values in found.items()}
-        return totals
+        return self._validation.evaluate(rows, self._state, self._keys, self._functions, self._chosen_way)
 
     def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
         return
@@ -268,7 +214,7 @@ class StackedSession(FusedSession):
         the chunk's first step is also compared with each row's step alone. The stack stays as it is.
         """
         is_first = all(cursor.step == 0 for cursor in chunk.cursors)
-        own = self._lifted("gradient", chunk.size).traced.closed.jaxpr
+        own = self._functions.gradient(chunk.size).traced.closed.jaxpr
         if self.width == 1 or (is_first and not is_unproven(own)):
             return Check(len(rows) if self.width > 1 else 0, 0.0, None)
         before = self._state
@@ -299,7 +245,7 @@ class StackedSession(FusedSession):
         state = jax.tree.map(lambda leaf: leaf[row : row + 1], self._state)
         first, ones = np.asarray([cursor.step & 0xFFFFFFFF], np.uint32), np.ones(1, bool)
         keys = self._keys[row : row + 1]
-        inputs = _typed((state, self._reading.pool.nest, own, keys, first, ((), ()), ones, np.int32(1)))
+        inputs = typed((state, self._reading.pool.nest, own, keys, first, ((), ()), ones, np.int32(1)))
         key = ("alone", chunk.size, gradient.key, update.key)
 
         def make() -> Any:
@@ -320,7 +266,8 @@ class StackedSession(FusedSession):
         self._builts = [self._builts[row] for row in kept]
         self._left = {moved[row] for row in kept if row in self._left}
         self._reading.narrow(kept)
-        self._functions = {}
+        self._functions = Functions(self._builts, self._recipes)
+        self._validation = Validation(self._builts, self._store, self._device)
         self.width = width
         self._way = program.ALONE if width == 1 else self._chosen_way
         return moved
@@ -346,7 +293,7 @@ class StackedSession(FusedSession):
         """Seconds of a step, by a program that leaves the stack as it is."""
         compiled, inputs = self._training(chunk, way, steps)
         run, given = compiled.result(), (*inputs[:6], np.ones(self.width, bool), np.int32(steps))
-        return _seconds(lambda: run(*_typed(given))) / steps
+        return _seconds(lambda: run(*typed(given))) / steps
 
     def _timed_alone(self, chunk: Chunk, steps: int) -> float:
         one = Chunk(chunk.rows[:1], chunk.cursors[:1], chunk.size, 1)
@@ -381,21 +328,3 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 def _row(nest: Any, row: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[row], nest)
-
-
-def _sizes(built: Built) -> set[int]:
-    """Samples in a batch, and in the last one of an epoch."""
-    length, size = built.data.length, built.job.batch_size
-    return ({size} if length >= size else set()) | ({length % size} if length % size else set())
-
-
-def _typed(inputs: Any) -> Any:
-    """Arrays of the types that JAX gives them, so that a program compiled for one call takes the next."""
-    return jax.tree.map(
-        lambda leaf: (
-            leaf
-            if isinstance(leaf, jax.Array)
-            else np.asarray(leaf, jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype))
-        ),
-        inputs,
-    )
