@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,10 +66,13 @@ class Built:
     validation: Arrays | None
 
 
-def build(job: Job) -> Built:
+Read = Callable[[Job, Any, str], Arrays]
+"""A job's data or validation data, under its word: what the job names, checked."""
+
+
+def build(job: Job, read: Read) -> Built:
     _check(job)
-    data = build_data(job, job.data, job.index, "data")
-    validation = job.validation_data
+    data = read(job, job.data, "data")
     model = build_model(job, data)
     form = form_of(model)
     assert form is not None
@@ -76,7 +80,8 @@ def build(job: Job) -> Built:
     if not jax.tree.leaves(parts.trained):
         raise ModelError(says(job, "a model with parameters", "no floating point array", "pass parameters"))
     optimizer, state = build_optimizer(job, parts)
-    held = build_data(job, validation, None, "validation_data") if validation is not None else None
+    validation = job.validation_data
+    held = read(job, validation, "validation_data") if validation is not None else None
     return Built(job, model, form, parts, optimizer, state, data, held)
 
 
@@ -181,9 +186,9 @@ def build_optimizer(job: Job, parts: Parts) -> tuple[Any, Any]:
     return optimizer, optimizer.init(parts.trained)
 
 
-def build_data(job: Job, data: Any, index: Any, word: str) -> Arrays:
+def build_arrays(job: Job, data: Any, word: str) -> Arrays:
     """The user's nest of arrays, checked; nothing is copied."""
-    data = data() if callable(data) else data
+    index = job.index if word == "data" else None
     if job.loss is not None and not (isinstance(data, tuple | list) and len(data) == 2):
         raise DataError(
             says(job, f"{word}=(x, y) beside loss=", type(data).__name__, "pass a pair, or use step=")

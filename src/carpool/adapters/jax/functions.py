@@ -11,6 +11,7 @@ import numpy as np
 from carpool.adapters.jax.build import Built
 from carpool.adapters.jax.lift import Lifted, lifted
 from carpool.adapters.jax.recipe import Recipes
+from carpool.adapters.jax.streams import Streamed
 
 
 class Functions:
@@ -40,7 +41,9 @@ class Functions:
 
 
 def sizes(built: Built) -> set[int]:
-    """Samples in a batch, and in the last one of an epoch."""
+    """Samples in a batch, and in the last one of an epoch; of a stream, those of its first batch."""
+    if isinstance(built.data, Streamed):
+        return {built.data.length}
     length, size = built.data.length, built.job.batch_size
     return ({size} if length >= size else set()) | ({length % size} if length % size else set())
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from carpool.adapters.base import Fuser, Prepared
 from carpool.adapters.jax.build import Built
 from carpool.adapters.jax.devices import device_of
+from carpool.adapters.jax.functions import sizes
 from carpool.adapters.jax.pool import Store
 from carpool.adapters.jax.recipe import Recipes
 from carpool.adapters.jax.session import StackedSession
+from carpool.adapters.jax.streams import Streamed
 from carpool.job import Job
 
 
@@ -21,8 +23,10 @@ class JaxFuser(Fuser):
 
     def refusal(self, jobs: Sequence[Job]) -> str | None:
         built = self._built(jobs[0])
-        size = min(built.job.batch_size, built.data.length)
-        if not self._recipes.gradient(built, size).is_pure:
+        sources = {id(d.source) for job in jobs if isinstance(d := self._built(job).data, Streamed)}
+        if len(sources) > 1:
+            return "they read streams of their own: name one loader in all of them to read it once for all"
+        if not self._recipes.gradient(built, max(sizes(built))).is_pure:
             return "its step calls back to Python or prints, which a stack would do once for all"
         return None
 

@@ -35,6 +35,16 @@ class Reading:
         self._epochs = np.full(len(rows), -1, np.int64)
         self._order: Any = self._places
 
+    @property
+    def nest(self) -> Any:
+        return self.pool.nest
+
+    def taken(self) -> None:
+        """Nothing: the data stays where it is."""
+
+    def close(self) -> None:
+        """Nothing: the run's store holds the data."""
+
     def order(self, chunk: Chunk) -> Order:
         """What the chunk's rows read."""
         offsets = np.zeros(len(self._builts), np.int32)

@@ -30,9 +30,11 @@ from carpool.adapters.jax.program import Formulation, State
 from carpool.adapters.jax.reading import Reading
 from carpool.adapters.jax.recipe import Recipes
 from carpool.adapters.jax.state import loaded, stacked, unstacked
+from carpool.adapters.jax.streams import Streamed
+from carpool.adapters.jax.taking import Taking
 from carpool.adapters.jax.validation import Validation
 from carpool.job import Job
-from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor
+from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor, Supply
 from carpool.planning.trials import Trial
 
 _TIMED_STEPS = 4
@@ -52,7 +54,10 @@ class StackedSession(FusedSession):
         self._builts = list(builts)
         self._recipes, self._store, self._device = recipes, store, device
         self.width = len(builts)
-        self._reading = Reading(builts, store, device)
+        self._is_streamed = isinstance(builts[0].data, Streamed)
+        self._reading: Reading | Taking = (
+            Taking(builts, device) if self._is_streamed else Reading(builts, store, device)
+        )
         self._validation = Validation(builts, store, device)
         self._state: Any = self._placed(
             stacked([State(b.parts.trained, b.parts.rest, b.state) for b in builts])
@@ -103,6 +108,8 @@ class StackedSession(FusedSession):
 
     def _length(self, size: int) -> int:
         """Steps in a launch: an epoch's in as few equal parts as may be. A launch may end with steps that nobody takes."""
+        if self._is_streamed:
+            return 1
         batches = max(
             (built.data.length // size for built in self._builts if built.job.batch_size == size), default=1
         )
@@ -122,7 +129,7 @@ class StackedSession(FusedSession):
         key = ("train", way.name, steps, size, shared, gradient.key, update.key)
         flags, zeros = np.zeros(self.width, bool), np.zeros(self.width, np.uint32)
         numbers = (gradient.columns, update.columns)
-        inputs = (self._state, self._reading.pool.nest, order, self._keys, zeros, numbers, flags, np.int32(0))
+        inputs = (self._state, self._reading.nest, order, self._keys, zeros, numbers, flags, np.int32(0))
 
         def make() -> Any:
             return program.training(gradient, update, steps, size, way, shared)
@@ -134,16 +141,27 @@ class StackedSession(FusedSession):
     def advance(self, chunk: Chunk) -> Ticket:
         """Enqueues as many of the chunk's steps as one launch covers."""
         done = chunk.shortened(min(chunk.steps, self._length(chunk.size)))
-        compiled, inputs = self._training(done)
+        self._state, *shown = self._launched(done)
+        self._reading.taken()
+        return Ticket(done, shown)
+
+    def _launched(self, chunk: Chunk) -> Any:
+        """The chunk enqueued: the state afterwards, sums, steps taken and who is sound."""
+        compiled, inputs = self._training(chunk)
         active, first = np.zeros(self.width, bool), np.zeros(self.width, np.uint32)
-        for row, cursor in zip(done.rows, done.cursors, strict=True):
+        for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
             active[row], first[row] = True, cursor.step & 0xFFFFFFFF
         began = time.perf_counter()
         run = compiled.result()
         self._prepare_s = max(self._prepare_s, time.perf_counter() - began)
-        inputs = (*inputs[:4], first, inputs[5], active, np.int32(done.steps))
-        self._state, *shown = run(*typed(inputs))
-        return Ticket(done, shown)
+        return run(*typed((*inputs[:4], first, inputs[5], active, np.int32(chunk.steps))))
+
+    def supply(self, rows: Sequence[int]) -> Mapping[int, Supply | BaseException]:
+        assert isinstance(self._reading, Taking)
+        return self._reading.supply(rows)
+
+    def depth(self, row: int) -> tuple[int, int] | None:
+        return self._reading.depth() if isinstance(self._reading, Taking) else None
 
     def done(self, ticket: Ticket) -> bool:
         return ticket.payload is None or all(leaf.is_ready() for leaf in jax.tree.leaves(ticket.payload))
@@ -218,10 +236,9 @@ class StackedSession(FusedSession):
         if self.width == 1 or (is_first and not is_unproven(own)):
             return Check(len(rows) if self.width > 1 else 0, 0.0, None)
         before = self._state
-        self._state = jax.tree.map(jnp.copy, before)
+        self._state = jax.tree.map(jnp.copy, before)  # a launch writes over the state that it is given
         try:
-            self.advance(chunk.shortened(1))
-            after = jax.device_get(self._state.trained)
+            after = jax.device_get(self._launched(chunk.shortened(1))[0].trained)
         finally:
             self._state = before
         start = jax.device_get(before.trained)
@@ -245,7 +262,7 @@ class StackedSession(FusedSession):
         state = jax.tree.map(lambda leaf: leaf[row : row + 1], self._state)
         first, ones = np.asarray([cursor.step & 0xFFFFFFFF], np.uint32), np.ones(1, bool)
         keys = self._keys[row : row + 1]
-        inputs = typed((state, self._reading.pool.nest, own, keys, first, ((), ()), ones, np.int32(1)))
+        inputs = typed((state, self._reading.nest, own, keys, first, ((), ()), ones, np.int32(1)))
         key = ("alone", chunk.size, gradient.key, update.key)
 
         def make() -> Any:
@@ -312,6 +329,7 @@ class StackedSession(FusedSession):
         return self._launch_s, self._prepare_s
 
     def close(self) -> None:
+        self._reading.close()
         self._state = self._best = None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from carpool.adapters.base import Adapter, JobState, Trained
-from carpool.adapters.jax.build import Built, build
+from carpool.adapters.jax.build import Arrays, Built, build, build_arrays
 from carpool.adapters.jax.devices import chosen, device_of
 from carpool.adapters.jax.forms import Parts, form_of
+from carpool.adapters.jax.functions import sizes
 from carpool.adapters.jax.fuse import JaxFuser
 from carpool.adapters.jax.pool import Store
 from carpool.adapters.jax.program import State
 from carpool.adapters.jax.recipe import Recipes
 from carpool.adapters.jax.session import StackedSession
 from carpool.adapters.jax.state import restored, stacked, unstacked
+from carpool.adapters.jax.streams import Streamed, Streams, gathered, is_stream
 from carpool.job import Job
 from carpool.memory.size import size
 from carpool.planning.cursor import Course
@@ -36,6 +38,9 @@ class JaxAdapter(Adapter):
         self._built: dict[Job, Built] = {}
         self._trained: dict[Job, Trained] = {}
         self._recipes, self._store = Recipes(), Store()
+        self._place = "cpu"
+        self._made: dict[int, tuple[Any, Any]] = {}
+        self._streams = Streams(lambda: device_of(self._place))
         self.fuser = JaxFuser(self._built.__getitem__, self._recipes, self._store)
 
     @classmethod
@@ -43,13 +48,15 @@ class JaxAdapter(Adapter):
         return form_of(model) is not None
 
     def device(self, name: str) -> str:
-        return chosen(name)
+        self._place = chosen(name)
+        return self._place
 
     def is_full(self, error: BaseException) -> bool:
         return super().is_full(error) or "RESOURCE_EXHAUSTED" in str(error)
 
     def describe(self, job: Job) -> ModelSpec:
-        built = self._built[job] = build(job)
+        built = self._built[job] = build(job, self._read)
+        streamed = isinstance(built.data, Streamed)
         held = (*built.data.leaves, *(built.validation.leaves if built.validation else ()))
         data: dict[Hashable, int] = {id(leaf): leaf.nbytes for leaf in held}
         state = jax.tree.leaves((built.parts, built.state))
@@ -57,21 +64,40 @@ class JaxAdapter(Adapter):
             str(job.name),
             self.name,
             self._signature(built),
-            Course(built.data.length, job.batch_size, job.epochs),
+            Course(built.data.length, job.batch_size, job.epochs, streamed),
             sum(np.asarray(leaf).nbytes if isinstance(leaf, float | int) else leaf.nbytes for leaf in state),
             self._step_bytes(built),
             tuple(data.items()),
             None if job.budget is None else size(job.budget),
         )
 
+    def _read(self, job: Job, data: Any, word: str) -> Arrays:
+        """What the job names: what a function makes is made once for all jobs that name the function."""
+        given, is_made = data, callable(data) and not is_stream(data)
+        if is_made:
+            data = self._once(given, given)
+        if not is_stream(data):
+            return build_arrays(job, data, word)
+        if word == "data":
+            return self._streams.of(job, data, given if is_made else None)
+        whole = self._once(data, lambda: gathered(data, job.batch_size))
+        return build_arrays(job, whole, word)
+
+    def _once(self, named: Any, make: Callable[[], Any]) -> Any:
+        """What is made of a thing that jobs name, which is held so that its id stays taken."""
+        if id(named) not in self._made:
+            self._made[id(named)] = (named, make())
+        return self._made[id(named)][1]
+
     def _signature(self, built: Built) -> Signature:
         """What its traces say, numbers apart."""
-        first = min(built.job.batch_size, built.data.length)
+        first = max(sizes(built))
         entries: list[tuple[str, Hashable]] = [
             ("parameters", _shown(built.parts.trained)),
             ("what is held beside them", _shown(built.parts.rest)),
             ("a sample", built.data.shapes),
-            ("batch size", built.job.batch_size),
+            ("batch size", first),
+            ("how its data comes", "in batches" if isinstance(built.data, Streamed) else "as arrays"),
             ("the gradient's trace", self._recipes.gradient(built, first).text),
             ("the optimizer's state", _shown(built.state)),
             ("the update's trace", self._recipes.update(built).text),
@@ -83,7 +109,7 @@ class JaxAdapter(Adapter):
 
     def _step_bytes(self, built: Built) -> int:
         """What the gradient's trace makes on the way, half of it at a time: a guess on the safe side."""
-        first = min(built.job.batch_size, built.data.length)
+        first = max(sizes(built))
         made = self._recipes.gradient(built, first).closed.jaxpr
         return sum(_bytes(var.aval) for eqn in made.eqns for var in eqn.outvars) // 2
 
@@ -120,6 +146,7 @@ class JaxAdapter(Adapter):
         save_file({jax.tree_util.keystr(where): np.asarray(leaf) for where, leaf in found}, path)
 
     def close(self) -> None:
+        self._streams.stop()
         self._store.clear()
 
 

@@ -1,0 +1,158 @@
+"""Data that comes in batches: loaders, datasets, iterables and queues, read ahead in the background and laid on the device there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from carpool.adapters.jax.build import Arrays, says
+from carpool.data import Item, Queue, Reader, Tap
+from carpool.errors import DataError, sentence
+from carpool.job import Job
+from carpool.planning.cursor import Supply
+from carpool.random import batch_order
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch on its device."""
+
+    nest: Any
+    size: int
+
+
+class Source:
+    """What passes come from. Taps made before anything was taken share one reader: it is read once for all of them."""
+
+    def __init__(self, passes: Callable[[int], Iterable[Any]], capacity: int, device: Any) -> None:
+        self._passes, self._capacity, self._device = passes, capacity, device
+        self._readers: list[Reader] = []
+
+    def first(self) -> Batch:
+        """The first batch; it is read again by every tap."""
+        return self._fresh().first().batch
+
+    def tap(self, epochs: int) -> Tap:
+        return self._fresh().tap(epochs)
+
+    def _fresh(self) -> Reader:
+        if not self._readers or not self._readers[-1].fresh:
+            self._readers.append(Reader(self._passes, self._capacity, self._landed))
+        return self._readers[-1]
+
+    def _landed(self, batch: Any) -> Batch:
+        nest = jax.tree.map(np.asarray, as_nest(batch))
+        sizes = {leaf.shape[0] for leaf in jax.tree.leaves(nest) if leaf.ndim}
+        if len(sizes) != 1 or sizes == {0} or not all(leaf.ndim for leaf in jax.tree.leaves(nest)):
+            raise DataError(
+                sentence(
+                    "batches of arrays with one first dimension",
+                    f"first dimensions {sorted(sizes)}",
+                    "yield arrays of samples",
+                )
+            )
+        return Batch(jax.device_put(nest, self._device), sizes.pop())
+
+    def stop(self) -> None:
+        for reader in self._readers:
+            reader.stop()
+
+
+@dataclass(frozen=True)
+class Streamed(Arrays):
+    """A job's streamed data. `leaves` are those of its first batch, which tell shapes and types."""
+
+    source: Source | None = None
+
+
+@dataclass
+class Streams:
+    """The sources of a run: one for each thing that jobs name."""
+
+    device: Callable[[], Any]
+    _sources: dict[Hashable, tuple[Any, Source]] = field(default_factory=dict)
+
+    def of(self, job: Job, data: Any, again: Callable[[], Any] | None) -> Streamed:
+        """The stream of a job. `again` makes the data anew for a later pass, where a function made it."""
+        key, passes = _passes(job, data, again)
+        capacity = data.capacity if isinstance(data, Queue) else job.prefetch
+        if key not in self._sources:
+            self._sources[key] = (data, Source(passes, capacity, self.device()))
+        source = self._sources[key][1]
+        first = source.first().nest
+        if job.loss is not None and not (isinstance(first, tuple | list) and len(first) == 2):
+            raise DataError(
+                says(job, "batches (x, y) beside loss=", type(first).__name__, "yield pairs, or use step=")
+            )
+        leaves, tree = jax.tree.flatten(first)
+        return Streamed(tuple(leaves), tree, source=source)
+
+    def stop(self) -> None:
+        for _, source in self._sources.values():
+            source.stop()
+        self._sources.clear()
+
+
+def is_stream(data: Any) -> bool:
+    """Whether the data comes in batches or samples, not as arrays."""
+    if isinstance(data, tuple | list | dict | np.ndarray | jax.Array | str):
+        return False
+    return hasattr(data, "__iter__") or _is_dataset(data)
+
+
+def gathered(data: Any, batch_size: int) -> Any:
+    """One pass as arrays, for validation: read once and kept."""
+    passes = _samples(data, batch_size, lambda length: np.arange(length)) if _is_dataset(data) else data
+    batches = [jax.tree.map(np.asarray, as_nest(batch)) for batch in passes]
+    if not batches:
+        raise DataError(sentence("at least one batch as validation_data", "none", "pass more data"))
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
+
+
+def as_nest(batch: Any) -> Any:
+    """A batch with tuples where its source has lists: a loader's collate makes lists of pairs."""
+    return tuple(batch) if isinstance(batch, list) else batch
+
+
+def _is_dataset(data: Any) -> bool:
+    """Whether it gives samples by number, as torch's map-style datasets do."""
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__iter__")
+
+
+def _passes(
+    job: Job, data: Any, again: Callable[[], Any] | None
+) -> tuple[Hashable, Callable[[int], Iterable[Any]]]:
+    """What makes two jobs' data one source, and its passes."""
+    if job.index is not None:
+        raise DataError(
+            says(job, "index= beside arrays", type(data).__name__, "leave index= out, or pass arrays")
+        )
+    if _is_dataset(data):
+        key = (id(data), job.seed if job.shuffle else None, job.batch_size)
+        return key, lambda epoch: _samples(data, job.batch_size, lambda length: _order(job, epoch, length))
+    if hasattr(data, "as_numpy_iterator"):  # a tf.data.Dataset
+        return id(data), lambda epoch: data.as_numpy_iterator()
+    if again is None:
+        return id(data), lambda epoch: data
+    first = [data]
+    return id(data), lambda epoch: first.pop() if first else again()
+
+
+def _order(job: Job, epoch: int, length: int) -> np.ndarray:
+    return batch_order(job.seed, epoch, length) if job.shuffle else np.arange(length)
+
+
+def _samples(data: Any, size: int, order: Callable[[int], np.ndarray]) -> Iterator[Any]:
+    places = order(len(data))
+    for start in range(0, len(places), size):
+        samples = [as_nest(data[int(place)]) for place in places[start : start + size]]
+        yield jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *samples)
+
+
+def supply_of(items: Sequence[Item]) -> Supply | None:
+    """The batch at the front: each is a launch of its own."""
+    return Supply(items[0].batch.size, 1, ends=items[0].last) if items else None
