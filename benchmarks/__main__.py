@@ -1,4 +1,4 @@
-"""`python -m benchmarks [cpu|gpu|matrix|mix|loaders|memory|workers|keras|readme]`: parse, run, print."""
+"""`python -m benchmarks [cpu|gpu|matrix|mix|loaders|memory|workers|keras|jax|readme]`: parse, run, print."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
             "loaders": _loaders,
             "memory": _memory,
             "keras": _keras,
+            "jax": _jax,
             "workers": _workers,
         }
         return runs[command](options)
@@ -48,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "command",
         nargs="?",
-        choices=["cpu", "gpu", "matrix", "mix", "loaders", "memory", "workers", "keras", "readme"],
+        choices=["cpu", "gpu", "matrix", "mix", "loaders", "memory", "workers", "keras", "jax", "readme"],
         help="default: gpu where there is one, else cpu",
     )
     parser.add_argument("--quick", action="store_true", help="a look in about a minute; never used by readme")
@@ -174,6 +175,15 @@ def _keras(options: argparse.Namespace) -> int:
     device = "cuda:0" if _default_command() == "gpu" else "cpu"
     found = keras_fits.run(options.windows, options.quick, _say)
     return _plainly(f"keras-{found['backend']}", hardware.describe(device), found, options.out)
+
+
+def _jax(options: argparse.Namespace) -> int:
+    from benchmarks import hardware, jax_ensembles
+
+    device = "cuda:0" if _default_command() == "gpu" else "cpu"
+    rows = options.rows.split(",") if options.rows else []
+    found = jax_ensembles.run(rows, options.windows, options.quick, _say)
+    return _plainly("jax", hardware.describe(device), found, options.out)
 
 
 def _plainly(kind: str, hardware: dict, found: dict, folder: Path) -> int:
