@@ -19,6 +19,8 @@ class Functions:
 
     def __init__(self, builts: Sequence[Built], recipes: Recipes) -> None:
         self._builts, self._recipes = list(builts), recipes
+        if len(self._builts) > 1:
+            recipes.confirm(self._builts)
         self._made: dict[Any, Lifted] = {}
 
     def gradient(self, size: int) -> Lifted:

@@ -26,12 +26,19 @@ class Traced:
     out_tree: Any
     text: Hashable
     numbers: tuple[Any, ...]
+    own: tuple[Any, ...]
+    """The numbers that are in `closed`: another function's, where this one was told without tracing it."""
     is_pure: bool
     """Whether it does nothing beside computing: no printing, no calls back to Python."""
 
     def run(self, inputs: Sequence[Any], numbers: Numbers, operators: Operators | None = None) -> Any:
         """The function of these inputs, flat or nested as they were traced."""
-        values = replayed(self.closed, jax.tree.leaves(list(inputs)), numbers, operators)
+        given = {
+            place: np.asarray(number)
+            for place, (number, own) in enumerate(zip(self.numbers, self.own, strict=True))
+            if number is not own and repr(number) != repr(own)
+        }
+        values = replayed(self.closed, jax.tree.leaves(list(inputs)), {**given, **numbers}, operators)
         return jax.tree.unflatten(self.out_tree, values)
 
 
@@ -40,7 +47,7 @@ def traced(function: Callable[..., Any], *inputs: Any) -> Traced:
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*inputs)
     text, numbers = told(closed)
     out_tree = jax.tree.structure(shapes)
-    return Traced(closed, out_tree, (text, str(out_tree)), numbers, not closed.jaxpr.effects)
+    return Traced(closed, out_tree, (text, str(out_tree)), numbers, numbers, not closed.jaxpr.effects)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from carpool.adapters.jax.build import Built, says
+from carpool.adapters.jax.families import Families
 from carpool.adapters.jax.forms import Parts
 from carpool.adapters.jax.lift import Traced, traced
 from carpool.errors import LossError
@@ -23,6 +24,7 @@ class Recipes:
 
     def __init__(self) -> None:
         self._made: dict[Hashable, Traced] = {}
+        self._families = Families()
 
     def gradient(self, built: Built, size: int) -> Traced:
         """(trained, rest, batch, key) to (scalars by name, the rest afterwards, gradients)."""
@@ -31,9 +33,12 @@ class Recipes:
 
     def update(self, built: Built) -> Traced:
         """(gradients, optimizer's state, trained) to (trained, optimizer's state)."""
-        rule = fingerprint((built.optimizer.init, built.optimizer.update, built.job.clip_norm))
-        key = ("update", _shapes((built.parts.trained, built.state)), rule)
-        return self._traced(key, lambda: _update(built))
+        return self._families.traced(*_rule(built))
+
+    def confirm(self, builts: Sequence[Built]) -> None:
+        """Makes sure that the updates of these jobs, which are to be one, are what they were told to be."""
+        if len({id(self.update(built).closed) for built in builts}) < len(builts):
+            self._families.confirm([_rule(built) for built in builts])
 
     def evaluate(self, built: Built, size: int) -> Traced:
         """(trained, rest, batch, key) to scalars by name."""
@@ -49,6 +54,12 @@ class Recipes:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
+
+
+def _rule(built: Built) -> tuple[Hashable, Hashable, Callable[[], Traced]]:
+    """What an update's trace hangs on, the optimizer's fingerprint, and how it is traced."""
+    mark = fingerprint((built.optimizer.init, built.optimizer.update, built.job.clip_norm))
+    return _shapes((built.parts.trained, built.state)), mark, lambda: _update(built)
 
 
 def _own(built: Built) -> Hashable:
