@@ -19,6 +19,7 @@ WITH_CODE = (
     "docs/fidelity.md",
     "docs/fusing.md",
     "docs/interleaved.md",
+    "docs/jax.md",
     "docs/keras.md",
     "docs/memory.md",
     "docs/own-loop.md",

@@ -2,5 +2,6 @@
 
 from carpool.adapters.jax.keys import step_key
 from carpool.adapters.jax.model import Model
+from carpool.adapters.jax.population import Population, population
 
-__all__ = ["Model", "step_key"]
+__all__ = ["Model", "Population", "population", "step_key"]

@@ -234,6 +234,7 @@ def _type(leaf: Any) -> Any:
     return jax.dtypes.canonicalize_dtype(leaf.dtype)
 
 
-def says(job: Job, expected: str, received: str, remedy: str) -> str:
-    """Our message, with the job it is about."""
-    return f"Job {job.name!r}: " + sentence(expected, received, remedy)
+def says(job: Job | None, expected: str, received: str, remedy: str) -> str:
+    """Our message, with the job it is about, where it is about one."""
+    about = "" if job is None else f"Job {job.name!r}: "
+    return about + sentence(expected, received, remedy)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 _STEPS = 0xFFFFFFFF
@@ -18,12 +20,27 @@ def init_key(seed: int) -> Any:
     >>> bool(init_key(3) == jax.random.key(3))
     True
     """
-    return jax.random.key(seed if -(1 << 31) <= seed < 1 << 31 else np.int32(seed & 0x7FFFFFFF))
+    return jax.random.key(seed if _is_short(seed) else np.int32(seed & 0x7FFFFFFF))
+
+
+def init_keys(seeds: Iterable[int]) -> Any:
+    """`init_key` of each seed, in one array."""
+    short = [seed if _is_short(seed) else seed & 0x7FFFFFFF for seed in seeds]
+    return jax.vmap(jax.random.key)(jnp.asarray(np.asarray(short, np.int64)))
+
+
+def _is_short(seed: int) -> bool:
+    return -(1 << 31) <= seed < 1 << 31
 
 
 def steps_key(seed: int) -> Any:
     """What the keys of a job's steps are folded from."""
-    return jax.random.fold_in(init_key(seed), np.uint32(_STEPS))
+    return steps_key_of(init_key(seed))
+
+
+def steps_key_of(key: Any) -> Any:
+    """The same, from the key that the factory is called with."""
+    return jax.random.fold_in(key, np.uint32(_STEPS))
 
 
 def step_key(seed: int, step: int) -> Any:

@@ -29,12 +29,30 @@ def program(
     """The compiled program under this key, for inputs of these shapes: kept, read from disk, or made in a thread from now on."""
     whole = (key, donated, _shapes(inputs))
     if whole not in _programs:
-        lowered = jax.jit(make(), donate_argnums=(0,) if donated else ()).lower(*inputs)
-        _programs[whole] = _pool.submit(_compiled, lowered)
+        _programs[whole] = _begun(make(), inputs, donated)
     _programs.move_to_end(whole)
     while len(_programs) > _KEPT:
         _programs.popitem(last=False)
     return _programs[whole]
+
+
+def _begun(function: Callable[..., Any], inputs: tuple[Any, ...], donated: bool) -> Future[Any]:
+    """A program of lists of arrays: what is on disk then fits any nests that hold such arrays, and pickles no nest of the user's."""
+    tree = jax.tree.structure(inputs)
+    made: list[Any] = []
+
+    def flat(*lists: list[Any]) -> list[Any]:
+        given = jax.tree.unflatten(tree, [leaf for leaves in lists for leaf in leaves])
+        leaves, out_tree = jax.tree.flatten(function(*given))
+        made.append(out_tree)
+        return leaves
+
+    lowered = jax.jit(flat, donate_argnums=(0,) if donated else ()).lower(*map(jax.tree.leaves, inputs))
+    return _pool.submit(lambda: _nested(_compiled(lowered), made[-1]))
+
+
+def _nested(compiled: Any, out_tree: Any) -> Callable[..., Any]:
+    return lambda *inputs: jax.tree.unflatten(out_tree, compiled(*map(jax.tree.leaves, inputs)))
 
 
 def forget() -> None:
@@ -73,7 +91,8 @@ def _digest(lowered: Any) -> str:
     versions = (jax.__version__, device.platform, device.device_kind, device.client.platform_version)
     flags = os.environ.get("XLA_FLAGS", "")
     text = lowered.as_text()
-    return hashlib.blake2b(repr((versions, flags, text)).encode(), digest_size=20).hexdigest()
+    described = repr((versions, flags, str(lowered.in_tree), text))
+    return hashlib.blake2b(described.encode(), digest_size=20).hexdigest()
 
 
 def _folder() -> Any:

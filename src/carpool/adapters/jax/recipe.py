@@ -146,7 +146,7 @@ def _takes_key(step: Callable[..., Any]) -> bool:
         return False
 
 
-def scalars(job: Job, made: Any) -> dict[str, Any]:
+def scalars(job: Job | None, made: Any) -> dict[str, Any]:
     """What a step returned, as scalars by name."""
     values = made if isinstance(made, dict) else {"loss": made}
     if "loss" not in values:
