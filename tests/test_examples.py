@@ -20,6 +20,7 @@ SHOWS = {
     "loaders.py": "queue, wider     completed",
     "keras_models.py": "evaluated again",
     "own_loop.py": "of the test images read rightly",
+    "jax_sweep.py": "val_loss",
     "jax_population.py": "of the better 8 together",
 }
 JOBS_FILE = "jobs_file.py"
