@@ -38,6 +38,11 @@ def steps_key(seed: int) -> Any:
     return steps_key_of(init_key(seed))
 
 
+def steps_keys(seeds: Iterable[int]) -> Any:
+    """`steps_key` of each seed, in one array."""
+    return jax.vmap(steps_key_of)(init_keys(seeds))
+
+
 def steps_key_of(key: Any) -> Any:
     """The same, from the key that the factory is called with."""
     return jax.random.fold_in(key, np.uint32(_STEPS))

@@ -23,7 +23,7 @@ from carpool.adapters.jax.build import Built
 from carpool.adapters.jax.check import compared, is_unproven
 from carpool.adapters.jax.formulation import Trials, candidates, convolves, length_limit
 from carpool.adapters.jax.functions import Functions, sizes, typed
-from carpool.adapters.jax.keys import steps_key
+from carpool.adapters.jax.keys import steps_keys
 from carpool.adapters.jax.lift import lifted
 from carpool.adapters.jax.pool import Store
 from carpool.adapters.jax.program import Formulation, State
@@ -62,9 +62,11 @@ class StackedSession(FusedSession):
         self._state: Any = self._placed(
             stacked([State(b.parts.trained, b.parts.rest, b.state) for b in builts])
         )
-        self._keys = self._placed(jnp.stack([steps_key(built.job.seed) for built in builts]))
+        self._keys = self._placed(steps_keys([built.job.seed for built in builts]))
         self._best: State | None = None
         self._functions = Functions(builts, recipes)
+        self._mine: dict[Any, tuple[Any, Any]] = {}
+        """The rows' own numbers on the device, and the program, by what tells programs of this stack apart."""
         self._left: set[int] = set()
         self._launch_s, self._prepare_s = 0.0, 0.0
         self._prepared = prepared
@@ -126,15 +128,21 @@ class StackedSession(FusedSession):
         gradient, update = self._functions.gradient(size), self._functions.update()
         order = self._reading.order(chunk)
         shared = self._reading.is_shared and self.width > 1
-        key = ("train", way.name, steps, size, shared, gradient.key, update.key)
         flags, zeros = np.zeros(self.width, bool), np.zeros(self.width, np.uint32)
-        numbers = (gradient.columns, update.columns)
+        wanted = (way.name, steps, size, shared, donated)
+        if wanted not in self._mine:
+            numbers = self._placed((gradient.columns, update.columns))
+        else:
+            numbers, _ = self._mine[wanted]
         inputs = (self._state, self._reading.nest, order, self._keys, zeros, numbers, flags, np.int32(0))
+        if wanted not in self._mine:
 
-        def make() -> Any:
-            return program.training(gradient, update, steps, size, way, shared)
+            def make() -> Any:
+                return program.training(gradient, update, steps, size, way, shared)
 
-        return programs.program(key, make, typed(inputs), donated=donated), inputs
+            key = ("train", *wanted, gradient.key, update.key)
+            self._mine[wanted] = (numbers, programs.program(key, make, typed(inputs), donated=donated))
+        return self._mine[wanted][1], inputs
 
     # Stepping
 
@@ -205,7 +213,8 @@ class StackedSession(FusedSession):
     # States
 
     def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
-        return tuple(unstacked(jax.device_get(self._state), row) for row in rows)
+        host = jax.device_get(self._state)
+        return tuple(unstacked(host, row) for row in rows)
 
     def leave(self, rows: Sequence[int]) -> tuple[JobState, ...]:
         states = self.state(rows)
@@ -283,7 +292,7 @@ class StackedSession(FusedSession):
         self._builts = [self._builts[row] for row in kept]
         self._left = {moved[row] for row in kept if row in self._left}
         self._reading.narrow(kept)
-        self._functions = Functions(self._builts, self._recipes)
+        self._functions, self._mine = Functions(self._builts, self._recipes), {}
         self._validation = Validation(self._builts, self._store, self._device)
         self.width = width
         self._way = program.ALONE if width == 1 else self._chosen_way
