@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from typing import Any
 
@@ -44,12 +45,28 @@ def has_weights(model: Any) -> bool:
 
 
 def for_factory(job: Job) -> type[Adapter]:
-    """The adapter that will call a job's factory: Keras' where the job holds arguments of `fit`, JAX's where its optimizer is one of optax, else torch's."""
+    """The adapter that will call a job's factory.
+
+    Keras' where the job holds arguments of `fit`, JAX's where its optimizer is one of optax or the factory needs an argument, a key, else
+    torch's.
+    """
     if job.fit is not None:
         return load("keras")
     optimizer = job.optimizer[0] if isinstance(job.optimizer, tuple) and job.optimizer else job.optimizer
     is_optax = type(optimizer).__module__.partition(".")[0] in ("optax", "flax") or _updates(job.optimizer)
-    return load("jax" if is_optax else "torch")
+    needs_key = job.optimizer is None and "jax" in sys.modules and _needs_one(job.model)
+    return load("jax" if is_optax or needs_key else "torch")
+
+
+def _needs_one(factory: Any) -> bool:
+    """Whether it cannot be called without an argument: the factories of other frameworks can."""
+    try:
+        inspect.signature(factory).bind()
+    except TypeError:
+        return True
+    except ValueError:  # it does not say
+        return False
+    return False
 
 
 def _updates(optimizer: Any) -> bool:

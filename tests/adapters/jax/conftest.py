@@ -10,6 +10,8 @@ from carpool.adapters.jax import programs
 from carpool.adapters.jax.session import StackedSession
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# Most of the time of these tests is compiling: quickly rather than well.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 sys.path.insert(0, str(Path(__file__).parent))
 
 

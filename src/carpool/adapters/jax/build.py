@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from carpool.adapters.jax.forms import Form, Parts, form_of
+from carpool.adapters.jax.forms import Form, Parts, form_of, kind_of
 from carpool.adapters.jax.keys import init_key
-from carpool.errors import DataError, JobError, LossError, ModelError, OptimizerError, sentence
+from carpool.adapters.jax.optimizer import build_optimizer, is_nnx
+from carpool.errors import DataError, JobError, LossError, ModelError, OptimizerError, described, sentence
 from carpool.job import Job
 
 
@@ -74,22 +75,41 @@ def build(job: Job, read: Read) -> Built:
     _check(job)
     data = read(job, job.data, "data")
     model = build_model(job, data)
-    form = form_of(model)
-    assert form is not None
+    form = _form(job, model)
     parts = form.split(model)
     if not jax.tree.leaves(parts.trained):
         raise ModelError(says(job, "a model with parameters", "no floating point array", "pass parameters"))
-    optimizer, state = build_optimizer(job, parts)
+    optimizer, state = build_optimizer(job, parts.trained)
     validation = job.validation_data
     held = read(job, validation, "validation_data") if validation is not None else None
     return Built(job, model, form, parts, optimizer, state, data, held)
 
 
-def _check(job: Job) -> None:
-    if job.loss is None and job.step is None:
+def _form(job: Job, model: Any) -> Form:
+    """How the model is taken apart; what an `nnx.Optimizer` is for is what is trained."""
+    form = form_of(model)
+    assert form is not None
+    if is_nnx(job.optimizer):
+        from carpool.adapters.jax.nnx import NnxForm
+
+        if not isinstance(form, NnxForm):
+            raise OptimizerError(
+                says(job, "an nnx.Optimizer beside an NNX module", type(model).__name__, "pass its tx")
+            )
+        form = NnxForm(model, wrt=job.optimizer.wrt)
+    if job.loss is not None and not form.is_callable:
         raise LossError(
-            says(job, "loss= or step=", "neither", "pass loss=, a function of (prediction, target)")
+            says(
+                job,
+                "a model that can be called, beside loss=",
+                f"a {type(model).__name__}",
+                "pass step= instead, or a carpool.jax.Model(parameters, apply)",
+            )
         )
+    return form
+
+
+def _check(job: Job) -> None:
     remedies = {
         "phases": "write one step= with one optimizer, such as optax.multi_transform",
         "scheduler": "give the schedule to the optimizer: optax.adam(optax.cosine_decay_schedule(...))",
@@ -98,6 +118,10 @@ def _check(job: Job) -> None:
     for word, remedy in remedies.items():
         if getattr(job, word) is not None:
             raise JobError(says(job, f"a JAX job without {word}=", "one", remedy))
+    if job.loss is None and job.step is None:
+        raise LossError(
+            says(job, "loss= or step=", "neither", "pass loss=, a function of (prediction, target)")
+        )
     if job.accumulate > 1:
         remedy = "wrap the optimizer: optax.MultiSteps(optimizer, every_k_schedule=n)"
         raise JobError(says(job, "a JAX job without accumulate=", str(job.accumulate), remedy))
@@ -135,7 +159,7 @@ def build_model(job: Job, data: Arrays) -> Any:
 
 
 def _is_model(model: Any) -> bool:
-    return _is_unbound_linen(model) or form_of(model) is not None
+    return kind_of(model) is not None
 
 
 def _is_unbound_linen(model: Any) -> bool:
@@ -151,7 +175,17 @@ def _bound(model: Any, data: Arrays, job: Job) -> Any:
 
     sample = data.nest(leaf[:1] for leaf in data.leaves)
     inputs = sample[0] if isinstance(sample, tuple | list) else sample
-    return bound(model, inputs, init_key(job.seed))
+    try:
+        return bound(model, inputs, init_key(job.seed))
+    except Exception as error:
+        raise ModelError(
+            says(
+                job,
+                f"{type(model).__name__}.init(key, x[:1]) to make its variables",
+                described(error),
+                "pass a module with variables of its own: module.bind(module.init(key, x))",
+            )
+        ) from error
 
 
 def imported(path: str) -> Any:
@@ -162,28 +196,6 @@ def imported(path: str) -> Any:
         raise ModelError(
             sentence('a model as "module:function"', repr(path), f"make it importable ({error})")
         ) from error
-
-
-def is_optimizer(made: Any) -> bool:
-    return callable(getattr(made, "init", None)) and callable(getattr(made, "update", None))
-
-
-def build_optimizer(job: Job, parts: Parts) -> tuple[Any, Any]:
-    """The transformation, and its state: the one that was given, or its first."""
-    made: Any = job.optimizer
-    if isinstance(made, tuple) and len(made) == 2 and is_optimizer(made[0]):
-        return made
-    if not is_optimizer(made):
-        raise OptimizerError(
-            says(
-                job,
-                "an optax optimizer, or (optimizer, state) to go on from a state",
-                "None" if made is None else type(made).__name__,
-                "pass optimizer=optax.adam(1e-3)",
-            )
-        )
-    optimizer: Any = made
-    return optimizer, optimizer.init(parts.trained)
 
 
 def build_arrays(job: Job, data: Any, word: str) -> Arrays:

@@ -1,4 +1,7 @@
-"""Equinox modules, and pairs of a module and its state (`eqx.nn.make_with_state`)."""
+"""Equinox modules, and pairs of a module and its state (`eqx.nn.make_with_state`).
+
+A module takes one sample: a batch is mapped over it, along an axis named "batch", the name that `eqx.nn.BatchNorm` is to be given.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ from carpool.adapters.jax.forms import Form, NestForm, Parts, keyed, listed, wit
 
 
 class EquinoxForm(Form):
-    """A module is a nest itself. It takes one sample: a batch is mapped over it."""
+    """A module is a nest itself. What is trained are its JAX arrays of floating point, as `eqx.filter_grad` has it."""
 
     def __init__(self, model: Any) -> None:
         self._has_state = isinstance(model, tuple)
         module, state = model if self._has_state else (model, None)
-        self._module, self._state = NestForm(module), NestForm(state)
+        self._module, self._state = NestForm(module, jax.Array), NestForm(state)
+        self.is_callable = callable(module)
         self.key = ("equinox", self._module.key, self._state.key, self._has_state)
 
     @classmethod
@@ -39,7 +43,7 @@ class EquinoxForm(Form):
         model = self._in_mode(parts, training)
         module, state = model if self._has_state else (model, None)
         samples = listed(inputs)
-        keys = jax.random.split(key, len(samples[0])) if keyed(module, key) else None
+        keys = jax.random.split(key, len(jax.tree.leaves(samples)[0])) if keyed(module, key) else None
 
         def one(key: Any, *sample: Any) -> Any:
             given = {} if key is None else {"key": key}

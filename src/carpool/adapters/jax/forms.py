@@ -6,6 +6,7 @@ program can take and return, and merges such nests into the user's kind of objec
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 from abc import ABC, abstractmethod
@@ -32,6 +33,8 @@ class Form(ABC):
     """One kind of model. It holds what of a model is no array: two models with equal `key` differ in their arrays alone."""
 
     key: Hashable
+    is_callable: bool = True
+    """Whether it makes predictions, so that a loss can be taken of them."""
 
     @classmethod
     @abstractmethod
@@ -43,6 +46,10 @@ class Form(ABC):
     @abstractmethod
     def merge(self, parts: Parts) -> Any:
         """The user's kind of object, holding these arrays."""
+
+    def owned(self, model: Any) -> tuple[Any, ...]:
+        """The user's objects that `given_back` changes."""
+        return ()
 
     def given_back(self, model: Any, parts: Parts) -> Any:
         """The user's own object holding these arrays, where it can be changed; else one like it."""
@@ -62,11 +69,17 @@ class Form(ABC):
 
 def form_of(model: Any) -> Form | None:
     """How this model is taken apart, or None where it is no model of JAX."""
+    kind = kind_of(model)
+    return None if kind is None else kind(model)
+
+
+def kind_of(model: Any) -> Callable[[Any], Form] | None:
+    """Which form takes this model. Only libraries that are imported can have made one."""
     for library, module, name in _TABLE:
         if library is None or library in sys.modules:
-            kind = getattr(__import__(module, fromlist=[name]), name)
+            kind = getattr(importlib.import_module(module), name)
             if kind.claims(model):
-                return kind(model)
+                return kind
     return None
 
 
@@ -82,10 +95,16 @@ _TABLE = (
 class NestForm(Form):
     """A nest of arrays: parameters without a function of their own. A step says what is computed with them."""
 
-    def __init__(self, model: Any) -> None:
+    is_callable = False
+
+    def __init__(self, model: Any, arrays: Any = jax.Array | np.ndarray) -> None:
+        """`arrays`: the types of those that are trained where they are of floating point."""
         self._leaves, self._tree = jax.tree.flatten(model)
-        self._kinds = tuple(map(_kind, self._leaves))
-        static = tuple(leaf for leaf, kind in zip(self._leaves, self._kinds, strict=True) if kind == "static")
+        self._kinds = tuple(_kind(leaf, arrays) for leaf in self._leaves)
+        held = zip(self._leaves, self._kinds, strict=True)
+        static = tuple(
+            (type(leaf), leaf) for leaf, kind in held if kind == "static"
+        )  # 2 == 2.0, but not here
         self.key = (type(self).__name__, self._tree, self._kinds, static)
 
     @classmethod
@@ -114,13 +133,7 @@ class NestForm(Form):
         return jax.tree.unflatten(self._tree, leaves)
 
     def predicted(self, parts: Parts, inputs: Any, key: Any, training: bool) -> tuple[Any, Any]:
-        raise LossError(
-            sentence(
-                "a model that can be called, beside loss=",
-                "a nest of arrays",
-                "pass carpool.jax.Model(parameters, apply), or step= instead of loss=",
-            )
-        )
+        raise TypeError("a nest of arrays makes no predictions")
 
     def stepped(self, parts: Parts, step: Callable[[Any], Any], key: Any, training: bool) -> tuple[Any, Any]:
         return step(self.merge(parts)), parts.rest
@@ -191,18 +204,19 @@ def listed(inputs: Any) -> tuple[Any, ...]:
 
 def keyed(function: Any, key: Any) -> dict[str, Any]:
     """`key=`, where the function takes one."""
-    return {"key": key} if "key" in _words(function) else {}
+    return {"key": key} if "key" in words(function) else {}
 
 
 def moded(function: Any, training: bool) -> dict[str, bool]:
     """Whether it trains, in the word that the function has for it."""
-    words = _words(function)
-    as_it_is = {word: training for word in ("train", "training", "is_training") if word in words}
-    reverse = {word: not training for word in ("deterministic", "use_running_average") if word in words}
+    known = words(function)
+    as_it_is = {word: training for word in ("train", "training", "is_training") if word in known}
+    reverse = {word: not training for word in ("deterministic", "use_running_average") if word in known}
     return as_it_is | reverse
 
 
-def _words(function: Any) -> Mapping[str, Any]:
+def words(function: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -223,9 +237,9 @@ def wrapped(value: Any, like: Any) -> Any:
     return jax.random.wrap_key_data(value, impl=jax.random.key_impl(like)) if is_key(like) else value
 
 
-def _kind(leaf: Any) -> str:
+def _kind(leaf: Any, arrays: Any) -> str:
     if not isinstance(leaf, jax.Array | np.ndarray):
         return "static"
     if is_key(leaf):
         return "key"
-    return "trained" if jnp.issubdtype(leaf.dtype, jnp.inexact) else "held"
+    return "trained" if isinstance(leaf, arrays) and jnp.issubdtype(leaf.dtype, jnp.inexact) else "held"

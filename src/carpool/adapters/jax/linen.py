@@ -18,6 +18,7 @@ class LinenForm(Form):
         own, held = _apart(variables)
         self._own, self._held = NestForm(own), NestForm(held)
         self._collections = sorted(held)
+        self.is_callable = callable(self._module)
         self.key = ("linen", self._module, self._own.key, self._held.key)
 
     @classmethod
@@ -47,7 +48,10 @@ class LinenForm(Form):
         return self._run(parts, step, key, training)
 
     def _run(self, parts: Parts, function: Callable[[Any], Any], key: Any, training: bool) -> tuple[Any, Any]:
-        rngs = {"dropout": key} if key is not None else None
+        rngs = {
+            "dropout": key,
+            "params": key,
+        }  # Flax draws from "params" where a module asks for another name
         if not (training and self._collections):
             return nn.apply(function, self._module)(self._variables(parts), rngs=rngs), parts.rest
         made, after = nn.apply(function, self._module, mutable=self._collections)(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from carpool.adapters.jax.build import Built, says
 from carpool.adapters.jax.families import Families
-from carpool.adapters.jax.forms import Parts
+from carpool.adapters.jax.forms import Parts, keyed, moded
 from carpool.adapters.jax.lift import Traced, traced
 from carpool.errors import LossError
 from carpool.fingerprint import fingerprint
@@ -83,7 +83,7 @@ def objective(built: Built, training: bool) -> Callable[..., tuple[dict[str, Any
     def stepped(trained: Any, rest: Any, batch: Any, key: Any) -> tuple[dict[str, Any], Any]:
         step = job.step
         assert step is not None
-        given = {"key": key} if _takes_key(step) else {}
+        given = {**keyed(step, key), **moded(step, training)}
         made, after = form.stepped(Parts(trained, rest), lambda m: step(m, batch, **given), key, training)
         return scalars(job, made), after
 
@@ -139,13 +139,6 @@ def _inputs(built: Built, batch: Any) -> tuple[Any, Any, Any, Any]:
     return built.parts.trained, built.parts.rest, batch, key
 
 
-def _takes_key(step: Callable[..., Any]) -> bool:
-    try:
-        return "key" in inspect.signature(step).parameters
-    except (TypeError, ValueError):
-        return False
-
-
 def scalars(job: Job | None, made: Any) -> dict[str, Any]:
     """What a step returned, as scalars by name."""
     values = made if isinstance(made, dict) else {"loss": made}
@@ -154,6 +147,9 @@ def scalars(job: Job | None, made: Any) -> dict[str, Any]:
             says(job, 'step to return a loss or a dict with "loss"', ", ".join(values), 'add "loss"')
         )
     for name, value in values.items():
+        if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int):
+            received = f"{name} is a {type(value).__name__}"
+            raise LossError(says(job, f"{name} to be a number", received, "return a scalar array"))
         if jnp.ndim(value) != 0:
             raise LossError(
                 says(

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import optax
 
-from carpool.adapters.jax.build import is_optimizer
+from carpool.adapters.jax.optimizer import is_optimizer
 from carpool.errors import OptimizerError, described, sentence
 
 

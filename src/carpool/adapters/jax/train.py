@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from carpool.adapters.base import Adapter, JobState, Trained
-from carpool.adapters.jax.build import Arrays, Built, build, build_arrays
+from carpool.adapters.jax.build import Arrays, Built, build, build_arrays, says
 from carpool.adapters.jax.devices import chosen, device_of
-from carpool.adapters.jax.forms import Parts, form_of
+from carpool.adapters.jax.forms import Parts, form_of, kind_of
 from carpool.adapters.jax.functions import sizes
 from carpool.adapters.jax.fuse import JaxFuser
+from carpool.adapters.jax.optimizer import given_back, is_nnx, state_of
 from carpool.adapters.jax.pool import Store
 from carpool.adapters.jax.program import State
 from carpool.adapters.jax.recipe import Recipes
 from carpool.adapters.jax.session import StackedSession
 from carpool.adapters.jax.state import restored, stacked, unstacked
 from carpool.adapters.jax.streams import Streamed, Streams, gathered, is_stream
+from carpool.errors import ModelError, OptimizerError
 from carpool.job import Job
 from carpool.memory.size import size
-from carpool.planning.cursor import Course
+from carpool.planning.cursor import Course, Cursor
 from carpool.planning.spec import ModelSpec, Signature
 
 
@@ -37,6 +40,8 @@ class JaxAdapter(Adapter):
         super().__init__(compile)
         self._built: dict[Job, Built] = {}
         self._trained: dict[Job, Trained] = {}
+        self._cursors: dict[Job, Cursor] = {}
+        self._owners: dict[int, Job] = {}
         self._recipes, self._store = Recipes(), Store()
         self._place = "cpu"
         self._made: dict[int, tuple[Any, Any]] = {}
@@ -45,7 +50,7 @@ class JaxAdapter(Adapter):
 
     @classmethod
     def claims(cls, model: Any) -> bool:
-        return form_of(model) is not None
+        return kind_of(model) is not None
 
     def device(self, name: str) -> str:
         self._place = chosen(name)
@@ -56,6 +61,7 @@ class JaxAdapter(Adapter):
 
     def describe(self, job: Job) -> ModelSpec:
         built = self._built[job] = build(job, self._read)
+        self._refuse_shared(built)
         streamed = isinstance(built.data, Streamed)
         held = (*built.data.leaves, *(built.validation.leaves if built.validation else ()))
         data: dict[Hashable, int] = {id(leaf): leaf.nbytes for leaf in held}
@@ -89,6 +95,23 @@ class JaxAdapter(Adapter):
             self._made[id(named)] = (named, make())
         return self._made[id(named)][1]
 
+    def _refuse_shared(self, built: Built) -> None:
+        """Raises where objects that training changes are another job's too."""
+        job = built.job
+        optimizer = (job.optimizer,) if is_nnx(job.optimizer) else ()
+        for thing in (*built.form.owned(built.model), *optimizer):
+            other = self._owners.setdefault(id(thing), job)
+            if other is job:
+                continue
+            is_whole = thing is built.model or thing is job.optimizer
+            shared = f"this {type(thing).__name__}" if is_whole else "some of its variables"
+            received = f"{shared} in job {other.name!r} too"
+            if thing is job.optimizer:
+                remedy = "make one for each, or pass the optax optimizer"
+                raise OptimizerError(says(job, "an optimizer of its own for each job", received, remedy))
+            remedy = "pass a factory, or a copy for each: nnx.clone(model)"
+            raise ModelError(says(job, "a model of its own for each job", received, remedy))
+
     def _signature(self, built: Built) -> Signature:
         """What its traces say, numbers apart."""
         first = max(sizes(built))
@@ -121,21 +144,24 @@ class JaxAdapter(Adapter):
         own = restored(state, State(built.parts.trained, built.parts.rest, built.state))
         own = jax.tree.map(jnp.asarray, own)
         model = built.form.given_back(built.model, Parts(own.trained, own.rest))
-        self._trained[job] = Trained(model, own.optimizer)
+        optimizer = given_back(job.optimizer, own.optimizer, state.cursor.step)
+        self._trained[job], self._cursors[job] = Trained(model, optimizer), state.cursor
         return self._trained[job]
 
     def trained(self, job: Job) -> Trained:
         if job in self._trained:
             return self._trained[job]
         built = self._built.get(job)
-        return Trained(None) if built is None else Trained(built.model, built.state)
+        if built is None:
+            return Trained(None)
+        return Trained(built.model, job.optimizer if is_nnx(job.optimizer) else built.state)
 
     def left(self, job: Job) -> JobState:
-        trained = self.trained(job)
-        form = form_of(trained.model)
-        assert form is not None
-        parts = form.split(trained.model)
-        return unstacked(stacked([State(parts.trained, parts.rest, trained.optimizer)]), 0)
+        trained, built = self.trained(job), self._built[job]
+        parts = built.form.split(trained.model)
+        optimizer = state_of(trained.optimizer, built.state)
+        held = unstacked(stacked([State(parts.trained, parts.rest, optimizer)]), 0)
+        return replace(held, cursor=self._cursors.get(job, held.cursor))
 
     def save(self, model: Any, path: Path) -> None:
         from safetensors.numpy import save_file
