@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import platform
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -48,7 +51,8 @@ def _begun(function: Callable[..., Any], inputs: tuple[Any, ...], donated: bool)
         return leaves
 
     lowered = jax.jit(flat, donate_argnums=(0,) if donated else ()).lower(*map(jax.tree.leaves, inputs))
-    return _pool.submit(lambda: _nested(_compiled(lowered), made[-1]))
+    device = _device(inputs)
+    return _pool.submit(lambda: _nested(_compiled(lowered, device), made[-1]))
 
 
 def _nested(compiled: Any, out_tree: Any) -> Callable[..., Any]:
@@ -73,8 +77,14 @@ compiled: list[str] = []
 """What was really compiled in this process, by the digest of its text: what is read from disk is not here."""
 
 
-def _compiled(lowered: Any) -> Any:
-    name = _digest(lowered)
+def _device(inputs: Any) -> Any:
+    """Where a program of these inputs runs."""
+    placed = (leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, jax.Array))
+    return next((next(iter(leaf.devices())) for leaf in placed), jax.devices()[0])
+
+
+def _compiled(lowered: Any, device: Any) -> Any:
+    name = _digest(lowered, device)
     try:
         return _read(name)
     except Exception:  # not there, or of another version: nothing depends on it but time
@@ -85,14 +95,29 @@ def _compiled(lowered: Any) -> Any:
     return made
 
 
-def _digest(lowered: Any) -> str:
+def _digest(lowered: Any, device: Any) -> str:
     """What names a program on disk: all that it does, and all that compiles it."""
-    device = jax.devices()[0]
-    versions = (jax.__version__, device.platform, device.device_kind, device.client.platform_version)
+    place = (
+        device.platform,
+        device.id,
+        device.device_kind,
+        _instructions() if device.platform == "cpu" else "",
+    )
+    versions = (jax.__version__, device.client.platform_version, place)
     flags = os.environ.get("XLA_FLAGS", "")
     text = lowered.as_text()
     described = repr((versions, flags, str(lowered.in_tree), text))
     return hashlib.blake2b(described.encode(), digest_size=20).hexdigest()
+
+
+@cache
+def _instructions() -> str:
+    """What this processor can do: a folder may be shared by machines, and a program made for one may stop another."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
 def _folder() -> Any:
