@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from carpool.adapters.jax.functions import sizes
 from carpool.adapters.jax.fuse import JaxFuser
 from carpool.adapters.jax.optimizer import given_back, is_nnx, state_of
 from carpool.adapters.jax.pool import Store
+from carpool.adapters.jax.predict import predict
 from carpool.adapters.jax.program import State
 from carpool.adapters.jax.recipe import Recipes
 from carpool.adapters.jax.session import StackedSession
@@ -170,6 +171,9 @@ class JaxAdapter(Adapter):
         assert form is not None
         found, _ = jax.tree_util.tree_flatten_with_path(form.split(model))
         save_file({jax.tree_util.keystr(where): np.asarray(leaf) for where, leaf in found}, path)
+
+    def predict(self, models: Sequence[Any], inputs: Any, batch_size: int | None, device: str) -> list[Any]:
+        return predict(models, inputs, batch_size, device)
 
     def close(self) -> None:
         self._streams.stop()
