@@ -11,7 +11,7 @@ import numpy as np
 
 from carpool.adapters.jax import programs
 from carpool.adapters.jax.devices import chosen, device_of
-from carpool.adapters.jax.forms import Form, NestForm, Parts, form_of
+from carpool.adapters.jax.forms import Form, Parts, form_of
 from carpool.adapters.jax.formulation import candidates, convolves
 from carpool.adapters.jax.lift import Traced, lifted, traced
 from carpool.adapters.jax.program import ALONE, MAPPED
@@ -39,10 +39,9 @@ def predict(models: Sequence[Any], inputs: Any, batch_size: int | None, device: 
 
 def _form(model: Any) -> Form:
     form = form_of(model)
-    if form is None:
-        raise ModelError(
-            sentence("a JAX model", type(model).__name__, "pass a module or a carpool.jax.Model")
-        )
+    if form is None or not form.is_callable:
+        remedy = "pass a module, or carpool.jax.Model(parameters, apply)"
+        raise ModelError(sentence("a JAX model that can be called", type(model).__name__, remedy))
     return form
 
 
