@@ -55,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="a look in about a minute; never used by readme")
     parser.add_argument("--windows", type=int, default=5, help="alternating windows of every way (default 5)")
     parser.add_argument(
-        "--rows", help="only these: tiny,mlp,cnn,tfm, small-mlp,small-cnn; tiny:256 names a size"
+        "--rows",
+        help="only these: tiny,mlp,cnn,tfm, small-mlp,small-cnn; tiny:256 names a size; keras: three,members",
     )
     parser.add_argument(
         "--budget-s", type=float, default=440.0, help="gpu: seconds to share among the rows (440)"
@@ -173,7 +174,8 @@ def _keras(options: argparse.Namespace) -> int:
     from benchmarks import hardware, keras_fits
 
     device = "cuda:0" if _default_command() == "gpu" else "cpu"
-    found = keras_fits.run(options.windows, options.quick, _say)
+    rows = options.rows.split(",") if options.rows else ("three", "members")
+    found = keras_fits.run(options.windows, options.quick, _say, rows)
     return _plainly(f"keras-{found['backend']}", hardware.describe(device), found, options.out)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -155,11 +155,12 @@ def members(count: int, samples: int, epochs: int, windows: int, say: Say) -> di
     return found
 
 
-def run(windows: int, quick: bool, say: Say) -> dict[str, Any]:
+def run(windows: int, quick: bool, say: Say, rows: Sequence[str] = ("three", "members")) -> dict[str, Any]:
     backend = keras.backend.backend()
     found: dict[str, Any] = {"backend": backend, "keras": keras.__version__}
-    found["three"] = three(windows, 5 if quick else 20, say)
-    if backend == "jax":
+    if "three" in rows:
+        found["three"] = three(windows, 5 if quick else 20, say)
+    if backend == "jax" and "members" in rows:
         count, samples = (32, 1024) if quick else (512, 8192)
         found["members"] = members(count, samples, 2 if quick else 10, min(3, windows), say)
     return found
