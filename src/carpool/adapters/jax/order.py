@@ -34,22 +34,26 @@ def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[An
     return c0, c1, c2, c3
 
 
-@partial(jax.jit, static_argnums=0)
-def shuffled(longest: int, places: Any, lengths: Any, seeds: Any, epochs: Any) -> Any:
-    """The places [rows, longest] that each row reads in its epoch, in order; beyond a row's own length, anything.
+def shuffled(places: Any, lengths: np.ndarray, seeds: np.ndarray, epochs: np.ndarray) -> Any:
+    """The places [rows, samples] that each row reads in its epoch, in order; beyond a row's own length, anything.
 
     `seeds` are [rows, 2], low and high word.
     """
+    return _shuffled(bool((lengths == places.shape[1]).all()), places, lengths, seeds, epochs)
 
+
+@partial(jax.jit, static_argnums=0)
+def _shuffled(are_full: bool, places: Any, lengths: Any, seeds: Any, epochs: Any) -> Any:
     def row(place: Any, length: Any, seed: Any, epoch: Any) -> Any:
-        positions = jnp.arange(longest, dtype=jnp.uint32)
+        positions = jnp.arange(len(place), dtype=jnp.uint32)
         zero = positions * np.uint32(0)
         words = philox(
             (positions, zero + np.uint32(_ORDER_CALL), zero + epoch, zero), (zero + seed[0], zero + seed[1])
         )
-        beyond = (positions >= length).astype(jnp.uint32)
-        _, _, _, order = jax.lax.sort((beyond, words[0], words[1] >> 1, positions), num_keys=3)
-        return place[order]
+        keys = (words[0], words[1] >> 1)
+        if not are_full:
+            keys = ((positions >= length).astype(jnp.uint32), *keys)
+        return place[jax.lax.sort((*keys, positions), num_keys=len(keys))[-1]]
 
     return jax.vmap(row)(places, lengths, seeds, epochs)
 

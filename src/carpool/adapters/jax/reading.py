@@ -64,9 +64,7 @@ class Reading:
         return Order(self._order, offsets)
 
     def _shuffled(self, epochs: np.ndarray) -> Any:
-        order = shuffled(
-            self.pool.longest, self._places, self._lengths, self._seeds, epochs.astype(np.uint32)
-        )
+        order = shuffled(self._places, self._lengths, self._seeds, epochs.astype(np.uint32))
         if self._shuffles.all():
             return order
         return jax.numpy.where(self._shuffles[:, None], order, self._places)

@@ -21,6 +21,7 @@ from carpool.adapters.base import (
 from carpool.adapters.jax import program, programs
 from carpool.adapters.jax.build import Built
 from carpool.adapters.jax.check import compared, is_unproven
+from carpool.adapters.jax.cost import most_steps
 from carpool.adapters.jax.formulation import Trials, candidates, convolves, length_limit
 from carpool.adapters.jax.functions import Functions, sizes, typed
 from carpool.adapters.jax.keys import steps_keys
@@ -71,7 +72,9 @@ class StackedSession(FusedSession):
         self._launch_s, self._prepare_s = 0.0, 0.0
         self._prepared = prepared
         first = max(size for built in builts for size in sizes(built))
-        self._convolves = convolves(self._functions.gradient(first).traced)
+        gradient = self._functions.gradient(first).traced
+        self._convolves = convolves(gradient)
+        self._most = most_steps(gradient.closed, self.width, device.platform, MAX_CHUNK_STEPS)
         self._way = self._formulated()
         if self._way is not None:
             self._prepare()
@@ -115,7 +118,7 @@ class StackedSession(FusedSession):
         batches = max(
             (built.data.length // size for built in self._builts if built.job.batch_size == size), default=1
         )
-        most = MAX_CHUNK_STEPS
+        most = self._most
         if self._convolves:
             most = length_limit(self._chosen_way, self._device.platform, most)
         parts = -(-batches // most)
