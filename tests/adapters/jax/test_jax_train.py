@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -72,7 +73,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
     counts = [
         subprocess.run(
             [sys.executable, "-c", textwrap.dedent(script)],
-            env={**__import__("os").environ, "CARPOOL_CACHE": str(tmp_path)},
+            env={**os.environ, "CARPOOL_CACHE": str(tmp_path)},
             capture_output=True,
             text=True,
             check=True,
@@ -180,6 +181,41 @@ def test_torch_and_jax_train_in_one_call():
     assert [result.outcome for result in together] == [Outcome.COMPLETED] * 3
     assert_alone(Results([together[0], together[2]], 0.0), ours)
     assert together[1].history == run([theirs])[0].history
+
+
+def test_keras_and_jax_train_in_one_call():
+    import keras
+
+    if keras.backend.backend() != "jax":
+        pytest.skip("Keras runs on another backend here")
+    x, y = data(False)
+
+    def fitted(seed: int) -> Any:
+        keras.utils.set_random_seed(seed)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    theirs = Job(fitted(0), (x, y), name="keras", batch_size=BATCH, epochs=2, shuffle=False)
+    together = run([job(0.01, 0), theirs, job(0.02, 1)])
+    expected = fitted(0).fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history["loss"]  # type: ignore[arg-type]
+    np.testing.assert_allclose(together[1].history["loss"], expected, rtol=1e-5)
+    assert_alone(Results([together[0], together[2]], 0.0), [job(0.01, 0), job(0.02, 1)])
+
+
+@pytest.mark.parametrize("said", [{}, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.3"}])
+def test_jax_starts_without_preallocation_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, said):
+    from carpool.adapters.jax import devices
+
+    for name in devices._MEMORY:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "")  # so that it is put back afterwards
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE")
+    devices.begin()
+    held = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE")
+    assert held == (None if said else "false")
 
 
 def test_verify_compares_with_each_member_alone(monkeypatch: pytest.MonkeyPatch):
