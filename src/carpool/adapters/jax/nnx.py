@@ -72,3 +72,7 @@ def variables(nest: Any) -> list[Any]:
     """The `nnx.Variable`s in a nest."""
     leaves = jax.tree.leaves(nest, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
     return [leaf for leaf in leaves if isinstance(leaf, nnx.Variable)]
+
+
+def is_optimizer(made: Any) -> bool:
+    return isinstance(made, nnx.Optimizer)

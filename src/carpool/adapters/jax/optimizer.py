@@ -20,9 +20,9 @@ def is_nnx(made: Any) -> bool:
     """Whether it is an `nnx.Optimizer`, which holds a transformation and its state."""
     if "flax.nnx" not in sys.modules:
         return False
-    from flax import nnx
+    from carpool.adapters.jax.nnx import is_optimizer
 
-    return isinstance(made, nnx.Optimizer)
+    return is_optimizer(made)
 
 
 def build_optimizer(job: Job, trained: Any) -> tuple[Any, Any]:

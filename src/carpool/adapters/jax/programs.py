@@ -7,9 +7,10 @@ import os
 import pickle
 import platform
 import tempfile
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from carpool.environment import cores
 _KEPT = 256
 _MOST_BYTES = 512 << 20  # of programs on disk, the last used
 _programs: OrderedDict[Hashable, Future[Any]] = OrderedDict()
-_pool = ThreadPoolExecutor(max(1, cores()), thread_name_prefix="carpool-compile")
+_turns = threading.BoundedSemaphore(max(1, cores()))
 
 
 def program(
@@ -52,7 +53,22 @@ def _begun(function: Callable[..., Any], inputs: tuple[Any, ...], donated: bool)
 
     lowered = jax.jit(flat, donate_argnums=(0,) if donated else ()).lower(*map(jax.tree.leaves, inputs))
     device = _device(inputs)
-    return _pool.submit(lambda: _nested(_compiled(lowered, device), made[-1]))
+    return _soon(lambda: _nested(_compiled(lowered, device), made[-1]))
+
+
+def _soon(work: Callable[[], Any]) -> Future[Any]:
+    """The work done in a thread that ends with it: a pool's threads would outlive every run."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        with _turns:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+    threading.Thread(target=run, name="carpool-compile").start()
+    return future
 
 
 def _nested(compiled: Any, out_tree: Any) -> Callable[..., Any]:
