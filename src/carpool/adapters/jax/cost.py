@@ -7,8 +7,8 @@ from typing import Any
 
 from carpool.adapters.jax.telling import inner
 
-_PER_SECOND = {"cpu": 2e10, "gpu": 3e13}  # multiplications and additions, roughly
-_LAUNCH_S = 0.25  # how long a launch may take: so long Ctrl-C waits, and whoever shares the device
+_PER_SECOND = {"cpu": 5e10, "gpu": 3e13}  # multiplications and additions, roughly
+_LAUNCH_S = 2.0  # how long a launch may take: so long Ctrl-C waits, and whoever shares the device
 
 
 def most_steps(closed: Any, members: int, platform: str, most: int) -> int:

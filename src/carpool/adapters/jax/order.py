@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from carpool.random import batch_order
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -56,6 +59,16 @@ def _shuffled(are_full: bool, places: Any, lengths: Any, seeds: Any, epochs: Any
         return place[jax.lax.sort((*keys, positions), num_keys=len(keys))[-1]]
 
     return jax.vmap(row)(places, lengths, seeds, epochs)
+
+
+def shuffled_on_host(
+    places: np.ndarray, lengths: np.ndarray, seeds: Sequence[int], epochs: np.ndarray
+) -> np.ndarray:
+    """The same by NumPy: XLA sorts slowly on a CPU."""
+    order = places.copy()
+    for row, (length, seed, epoch) in enumerate(zip(lengths.tolist(), seeds, epochs.tolist(), strict=True)):
+        order[row, :length] = places[row, batch_order(seed, epoch, length)]
+    return order
 
 
 def words(seed: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from carpool.adapters.jax.build import Built
-from carpool.adapters.jax.order import shuffled, words
+from carpool.adapters.jax.order import shuffled, shuffled_on_host, words
 from carpool.adapters.jax.pool import Pool, Store
 from carpool.adapters.jax.program import Order
 from carpool.planning.cursor import Chunk
@@ -28,8 +28,10 @@ class Reading:
     def _begin(self) -> None:
         rows = [0] if self.is_shared else list(range(len(self._builts)))
         jobs = [self._builts[row].job for row in rows]
-        self._places = jax.device_put(self.pool.places(rows), self._device)
+        self._host_places = self.pool.places(rows)
+        self._places = jax.device_put(self._host_places, self._device)
         self._lengths = self.pool.lengths[rows].astype(np.uint32)
+        self._job_seeds = [job.seed for job in jobs]
         self._seeds = np.asarray([words(job.seed) for job in jobs], np.uint32)
         self._shuffles = np.asarray([job.shuffle for job in jobs])
         self._epochs = np.full(len(rows), -1, np.int64)
@@ -64,7 +66,11 @@ class Reading:
         return Order(self._order, offsets)
 
     def _shuffled(self, epochs: np.ndarray) -> Any:
-        order = shuffled(self._places, self._lengths, self._seeds, epochs.astype(np.uint32))
+        if self._device.platform == "cpu":
+            made = shuffled_on_host(self._host_places, self._lengths, self._job_seeds, epochs)
+            order = jax.device_put(made, self._device)
+        else:
+            order = shuffled(self._places, self._lengths, self._seeds, epochs.astype(np.uint32))
         if self._shuffles.all():
             return order
         return jax.numpy.where(self._shuffles[:, None], order, self._places)
