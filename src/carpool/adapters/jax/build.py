@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 from carpool.adapters.jax.forms import Form, Parts, form_of, kind_of
 from carpool.adapters.jax.keys import init_key
 from carpool.adapters.jax.optimizer import build_optimizer, is_nnx
+from carpool.adapters.named import imported
 from carpool.errors import DataError, JobError, LossError, ModelError, OptimizerError, described, sentence
 from carpool.job import Job
 
@@ -185,16 +185,6 @@ def _bound(model: Any, data: Arrays, job: Job) -> Any:
                 described(error),
                 "pass a module with variables of its own: module.bind(module.init(key, x))",
             )
-        ) from error
-
-
-def imported(path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ModelError(
-            sentence('a model as "module:function"', repr(path), f"make it importable ({error})")
         ) from error
 
 

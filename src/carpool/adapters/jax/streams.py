@@ -10,11 +10,12 @@ import jax
 import numpy as np
 
 from carpool.adapters.jax.build import Arrays, says
-from carpool.data import Item, Queue, Reader, Tap
+from carpool.data import Item, Queue
 from carpool.errors import DataError, sentence
 from carpool.job import Job
 from carpool.planning.cursor import Supply
 from carpool.random import batch_order
+from carpool.source import Source
 
 
 @dataclass(frozen=True)
@@ -25,26 +26,13 @@ class Batch:
     size: int
 
 
-class Source:
-    """What passes come from. Taps made before anything was taken share one reader: it is read once for all of them."""
+class Landing:
+    """Takes a batch to the device, in the thread that read it."""
 
-    def __init__(self, passes: Callable[[int], Iterable[Any]], capacity: int, device: Any) -> None:
-        self._passes, self._capacity, self._device = passes, capacity, device
-        self._readers: list[Reader] = []
+    def __init__(self, device: Any) -> None:
+        self._device = device
 
-    def first(self) -> Batch:
-        """The first batch; it is read again by every tap."""
-        return self._fresh().first().batch
-
-    def tap(self, epochs: int) -> Tap:
-        return self._fresh().tap(epochs)
-
-    def _fresh(self) -> Reader:
-        if not self._readers or not self._readers[-1].fresh:
-            self._readers.append(Reader(self._passes, self._capacity, self._landed))
-        return self._readers[-1]
-
-    def _landed(self, batch: Any) -> Batch:
+    def __call__(self, batch: Any) -> Batch:
         nest = jax.tree.map(np.asarray, as_nest(batch))
         sizes = {leaf.shape[0] for leaf in jax.tree.leaves(nest) if leaf.ndim}
         if len(sizes) != 1 or sizes == {0} or not all(leaf.ndim for leaf in jax.tree.leaves(nest)):
@@ -56,10 +44,6 @@ class Source:
                 )
             )
         return Batch(jax.device_put(nest, self._device), sizes.pop())
-
-    def stop(self) -> None:
-        for reader in self._readers:
-            reader.stop()
 
 
 @dataclass(frozen=True)
@@ -81,7 +65,7 @@ class Streams:
         key, passes = _passes(job, data, again)
         capacity = data.capacity if isinstance(data, Queue) else job.prefetch
         if key not in self._sources:
-            self._sources[key] = (data, Source(passes, capacity, self.device()))
+            self._sources[key] = (data, Source(passes, capacity, Landing(self.device())))
         source = self._sources[key][1]
         first = source.first().nest
         if job.loss is not None and not (isinstance(first, tuple | list) and len(first) == 2):

@@ -22,6 +22,7 @@ from keras.src.layers.convolutional.base_conv_transpose import BaseConvTranspose
 from keras.src.layers.convolutional.base_depthwise_conv import BaseDepthwiseConv
 from keras.src.layers.convolutional.base_separable_conv import BaseSeparableConv
 
+from carpool.adapters.jax.devices import device_of, names
 from carpool.adapters.keras.engine import Engine, Feed
 from carpool.adapters.keras.jax_program import chunk, epochs, steps_of
 from carpool.environment import cores
@@ -35,7 +36,6 @@ _programs: OrderedDict[Asked, Future[Any]] = OrderedDict()
 _own_programs: WeakKeyDictionary[Any, OrderedDict[Asked, Future[Any]]] = WeakKeyDictionary()
 """Of models whose structure is theirs alone: such programs go with their model."""
 _CONVOLUTIONS = (BaseConv, BaseConvTranspose, BaseDepthwiseConv, BaseSeparableConv)
-_PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "rocm": "cuda", "cpu": "cpu", "tpu": "tpu"}
 
 
 class Asked(NamedTuple):
@@ -55,8 +55,7 @@ class JaxEngine(Engine):
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
-        first = [_name(device) for device in jax.devices()]
-        return tuple(dict.fromkeys([*first, "cpu"]))
+        return names()
 
     @classmethod
     def refusal(cls, model: Any) -> str | None:
@@ -74,7 +73,7 @@ class JaxEngine(Engine):
         self._models = list(models)
         self._template = self._models[0]
         self._key = (key, device)
-        self._device = _device(device)
+        self._device = device_of(device)
         self._place = jax.sharding.SingleDeviceSharding(self._device)
         self._donates = len(models) > 1 or _bytes(self._template) > _SMALL_BYTES
         self._known: dict[int, list[Any]] = {}
@@ -338,13 +337,3 @@ def _shows_metrics(model: Any, step: str) -> bool:
         getattr(kind, step) is getattr(keras.Model, step)
         and kind.compute_metrics is keras.Model.compute_metrics
     )
-
-
-def _name(device: Any) -> str:
-    platform = _PLATFORMS.get(device.platform, device.platform)
-    return "cpu" if platform == "cpu" else f"{platform}:{device.id}"
-
-
-def _device(name: str) -> Any:
-    platform, _, number = name.partition(":")
-    return jax.devices({"cuda": "gpu"}.get(platform, platform))[int(number or 0)]

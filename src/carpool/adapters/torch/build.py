@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
+from carpool.adapters.named import imported
 from carpool.adapters.torch.precision import computing_in
 from carpool.errors import DataError, LossError, ModelError, OptimizerError, sentence
 from carpool.job import Job, Schedule
@@ -145,7 +145,7 @@ def build_model(job: Job) -> nn.Module:
     """The model itself, or what its factory makes under the job's seed."""
     made = job.model
     if isinstance(made, str):
-        made = _imported(made)
+        made = imported(made)
     if not isinstance(made, nn.Module):
         with seeded(job.seed):
             made = made()
@@ -159,16 +159,6 @@ def build_model(job: Job) -> nn.Module:
             )
         )
     return made
-
-
-def _imported(path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ModelError(
-            sentence('a model as "module:function"', repr(path), f"make it importable ({error})")
-        ) from error
 
 
 @contextmanager

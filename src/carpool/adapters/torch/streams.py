@@ -18,11 +18,12 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from carpool.adapters.torch.build import Arrays, make_index
-from carpool.data import Item, Queue, Reader, Tap
+from carpool.data import Item, Queue
 from carpool.errors import DataError, sentence
 from carpool.job import Job
 from carpool.planning.cursor import Supply
 from carpool.random import batch_order
+from carpool.source import Source
 
 
 @dataclass(frozen=True)
@@ -64,31 +65,6 @@ def supply_of(items: Sequence[Item]) -> Supply | None:
     return Supply(size, steps, ends=False)
 
 
-class Source:
-    """What passes come from. Taps made before anything was taken share one reader: it is read once for all of them."""
-
-    def __init__(self, passes: Callable[[int], Iterable[Any]], capacity: int, device: str) -> None:
-        self._passes, self.capacity = passes, capacity
-        self._prepare = _Landing(device)
-        self._readers: list[Reader] = []
-
-    def first(self) -> Batch:
-        """The first batch; it is read again by every tap."""
-        return self._fresh().first().batch
-
-    def tap(self, epochs: int) -> Tap:
-        return self._fresh().tap(epochs)
-
-    def _fresh(self) -> Reader:
-        if not self._readers or not self._readers[-1].fresh:
-            self._readers.append(Reader(self._passes, self.capacity, self._prepare))
-        return self._readers[-1]
-
-    def stop(self) -> None:
-        for reader in self._readers:
-            reader.stop()
-
-
 @dataclass(frozen=True)
 class Streamed(Arrays):
     """A job's streamed data. `tensors` are those of its first batch, which tell shapes and types."""
@@ -117,7 +93,7 @@ class Streams:
         capacity = data.capacity if isinstance(data, Queue) else job.prefetch
         held = self._sources.get(key)
         if held is None:
-            held = self._sources[key] = (data, Source(passes, capacity, self.device()))
+            held = self._sources[key] = (data, Source(passes, capacity, _Landing(self.device())))
         return _described(job, held[1], batches)
 
     def gathered(self, data: Any, batch_size: int) -> Any:
