@@ -206,7 +206,6 @@ OPTIMIZERS: Mapping[str, tuple[float, Rated]] = {
     "novograd": (0.01, optax.novograd),
     "adan": (0.01, optax.adan),
     "lion": (0.002, optax.lion),
-    "sm3": (0.05, lambda rate: optax.chain(optax.scale_by_sm3(), optax.scale_by_learning_rate(rate))),
     "adafactor": (0.01, partial(optax.adafactor, min_dim_size_to_factor=4)),
     "chained": (0.01, lambda rate: optax.chain(optax.clip(0.5), optax.trace(0.5), optax.scale_by_learning_rate(rate))),
     "accumulated": (0.01, lambda rate: optax.MultiSteps(optax.adam(rate), 3)),
