@@ -9,7 +9,7 @@ definition serves NumPy arrays and torch tensors, eager, vmapped or compiled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,18 +17,7 @@ import numpy as np
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
-_ORDER_CALL = 0xFFFFFFFF  # no operator call in a step ever gets this number
-
-
-def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[Any, Any, Any, Any]:
-    """Four 32-bit words (in 64-bit integers) for each counter under a key."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(10):
-        (h0, l0), (h1, l1) = _product(c0, _MULTIPLIERS[0]), _product(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
-    return c0, c1, c2, c3
+ORDER_CALL = 0xFFFFFFFF  # no operator call in a step ever gets this number
 
 
 def _product(word: Any, multiplier: int) -> tuple[Any, Any]:
@@ -39,6 +28,25 @@ def _product(word: Any, multiplier: int) -> tuple[Any, Any]:
     """
     low, high = word * (multiplier & 0xFFFF), word * (multiplier >> 16)
     return (high + (low >> 16)) >> 16, (low + ((high & 0xFFFF) << 16)) & _MASK
+
+
+def philox(
+    counter: tuple[Any, Any, Any, Any],
+    key: tuple[Any, Any],
+    word: Callable[[int], Any] = int,
+    product: Callable[[Any, int], tuple[Any, Any]] = _product,
+) -> tuple[Any, Any, Any, Any]:
+    """Four 32-bit words (in 64-bit integers) for each counter under a key.
+
+    Where there are no 64-bit integers, `word` makes constants of the type there is, and `product` multiplies in it.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        (h0, l0), (h1, l1) = product(c0, _MULTIPLIERS[0]), product(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
+        k0, k1 = (k0 + word(_WEYL[0])) & word(_MASK), (k1 + word(_WEYL[1])) & word(_MASK)
+    return c0, c1, c2, c3
 
 
 def signed_seed(seed: int) -> int:
@@ -55,7 +63,7 @@ def order_keys(positions: Any, seed: Any, epoch: Any) -> Any:
     """The 63-bit sort key of each position; sorting by it is the shuffle. Arrays broadcast."""
     zero = positions * 0
     words = philox(
-        (positions & _MASK, zero + _ORDER_CALL, zero + (epoch & _MASK), zero + ((epoch >> 32) & _MASK)),
+        (positions & _MASK, zero + ORDER_CALL, zero + (epoch & _MASK), zero + ((epoch >> 32) & _MASK)),
         (zero + (seed & _MASK), zero + ((seed >> 32) & _MASK)),
     )
     return (words[0] << 31) | (words[1] >> 1)

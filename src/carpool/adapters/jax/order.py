@@ -10,11 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from carpool.random import batch_order
-
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_ORDER_CALL = 0xFFFFFFFF
+from carpool.random import ORDER_CALL, batch_order, philox
 
 
 def _product(word: Any, multiplier: int) -> tuple[Any, Any]:
@@ -24,17 +20,6 @@ def _product(word: Any, multiplier: int) -> tuple[Any, Any]:
     middle = a * low + ((b * low) >> 16)
     other = b * high + (middle & 0xFFFF)
     return a * high + (middle >> 16) + (other >> 16), word * np.uint32(multiplier)
-
-
-def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[Any, Any, Any, Any]:
-    """`carpool.random.philox` in 32-bit words."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(10):
-        (h0, l0), (h1, l1) = _product(c0, _MULTIPLIERS[0]), _product(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
-        k0, k1 = k0 + np.uint32(_WEYL[0]), k1 + np.uint32(_WEYL[1])
-    return c0, c1, c2, c3
 
 
 def shuffled(places: Any, lengths: np.ndarray, seeds: np.ndarray, epochs: np.ndarray) -> Any:
@@ -50,9 +35,8 @@ def _shuffled(are_full: bool, places: Any, lengths: Any, seeds: Any, epochs: Any
     def row(place: Any, length: Any, seed: Any, epoch: Any) -> Any:
         positions = jnp.arange(len(place), dtype=jnp.uint32)
         zero = positions * np.uint32(0)
-        words = philox(
-            (positions, zero + np.uint32(_ORDER_CALL), zero + epoch, zero), (zero + seed[0], zero + seed[1])
-        )
+        counter = (positions, zero + np.uint32(ORDER_CALL), zero + epoch, zero)
+        words = philox(counter, (zero + seed[0], zero + seed[1]), np.uint32, _product)
         keys = (words[0], words[1] >> 1)
         if not are_full:
             keys = ((positions >= length).astype(jnp.uint32), *keys)

@@ -64,7 +64,7 @@ class StackedSession(FusedSession):
             stacked([State(b.parts.trained, b.parts.rest, b.state) for b in builts])
         )
         self._keys = self._placed(steps_keys([built.job.seed for built in builts]))
-        self._best: State | None = None
+        self._best: Any = None
         self._functions = Functions(builts, recipes)
         self._mine: dict[Any, tuple[Any, Any]] = {}
         """The rows' own numbers on the device, and the program, by what tells programs of this stack apart."""
@@ -204,14 +204,17 @@ class StackedSession(FusedSession):
 
     def keep(self, rows: Sequence[int]) -> None:
         if rows:
-            self._best = self._chosen(rows, self._state, self._state if self._best is None else self._best)
+            now = (self._state.trained, self._state.rest)
+            self._best = self._chosen(rows, now, now if self._best is None else self._best)
 
     def revert(self, rows: Sequence[int]) -> None:
+        """Weights, and what the model holds beside them; the optimizer stays where training ended."""
         if rows and self._best is not None:
-            self._state = self._chosen(rows, self._best, self._state)
+            trained, rest = self._chosen(rows, self._best, (self._state.trained, self._state.rest))
+            self._state = State(trained, rest, self._state.optimizer)
 
-    def _chosen(self, rows: Sequence[int], new: State, old: State) -> State:
-        """A state with these rows from one and the others from another, in arrays of its own."""
+    def _chosen(self, rows: Sequence[int], new: Any, old: Any) -> Any:
+        """A nest with these rows from one and the others from another, in arrays of its own."""
         mask = np.zeros(self.width, bool)
         mask[list(rows)] = True
         return jax.tree.map(lambda a, b: jnp.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old)
