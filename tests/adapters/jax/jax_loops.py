@@ -151,3 +151,16 @@ def _leaves(nest: Any) -> list[np.ndarray]:
         np.asarray(jax.random.key_data(leaf) if is_key else leaf)
         for leaf, is_key in zip(leaves, keys, strict=True)
     ]
+
+
+def three(made: Callable[[float], Any]) -> Iterator[tuple[float, int, float, carpool.Result]]:
+    """Three members of one stack, each with a rate, a seed and a dropout rate of its own: what they were given, and their results.
+
+    `made` gives the model, or its factory, with a dropout rate.
+    """
+    given = [(1e-3, 0, 0.1), (1e-2, 1, 0.3), (3e-2, 2, 0.6)]
+    options = {"validation_data": (X[:24], Y[:24])}
+    jobs = [job(made(drop), optimizer=optax.adam(rate), seed=seed, **options) for rate, seed, drop in given]
+    for own, result in zip(given, trained(*jobs), strict=True):
+        assert result.strategy == "fused"
+        yield *own, result

@@ -175,17 +175,7 @@ def test_the_step_of_a_pair_returns_the_state_beside_its_loss():
 
 
 def test_a_stack_with_rates_seeds_and_dropout_of_their_own_equals_each_alone():
-    def job(rate: float, seed: int, drop: float) -> carpool.Job:
-        return loops.job(
-            lambda key: Dense(key, drop),
-            optimizer=optax.adam(rate),
-            seed=seed,
-            validation_data=(loops.X[:24], loops.Y[:24]),
-        )
-
-    said = [(1e-3, 0, 0.1), (1e-2, 1, 0.3), (3e-2, 2, 0.6)]
-    for (rate, seed, drop), result in zip(said, loops.trained(*(job(*own) for own in said)), strict=True):
-        assert result.strategy == "fused"
+    for rate, seed, drop, result in loops.three(lambda drop: lambda key: Dense(key, drop)):
         assert result.model.drop.p == drop
         hand, _, losses = loops.equinox_loop(Dense(jax.random.key(seed), drop), optax.adam(rate), seed=seed)
         np.testing.assert_allclose(result.history["loss"], loops.averaged(losses), rtol=1e-4)

@@ -11,8 +11,6 @@ import numpy as np
 import optax
 import pytest
 
-import carpool
-
 
 class Dense(nn.Module):
     @nn.compact
@@ -119,17 +117,7 @@ def test_a_step_calls_the_module_and_its_collections_change():
 
 
 def test_a_stack_with_rates_seeds_and_dropout_of_their_own_equals_each_alone():
-    def job(rate: float, seed: int, drop: float) -> carpool.Job:
-        return loops.job(
-            Normed(drop),
-            optimizer=optax.adam(rate),
-            seed=seed,
-            validation_data=(loops.X[:24], loops.Y[:24]),
-        )
-
-    said = [(1e-3, 0, 0.1), (1e-2, 1, 0.3), (3e-2, 2, 0.6)]
-    for (rate, seed, drop), result in zip(said, loops.trained(*(job(*own) for own in said)), strict=True):
-        assert result.strategy == "fused"
+    for rate, seed, drop, result in loops.three(lambda drop: Normed(drop)):
         parameters, held, losses = by_hand(Normed(drop), tx=optax.adam(rate), seed=seed)
         np.testing.assert_allclose(result.history["loss"], loops.averaged(losses), rtol=1e-4)
         loops.close(result.model.variables, {"params": parameters, **held})

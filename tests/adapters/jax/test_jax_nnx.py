@@ -108,17 +108,7 @@ def test_a_factory_is_given_the_seeds_key_and_a_step_the_module():
 
 
 def test_a_stack_with_rates_seeds_and_dropout_of_their_own_equals_each_alone():
-    def job(rate: float, seed: int, drop: float) -> carpool.Job:
-        return loops.job(
-            lambda key: Normed(nnx.Rngs(key), drop),
-            optimizer=optax.adam(rate),
-            seed=seed,
-            validation_data=(loops.X[:24], loops.Y[:24]),
-        )
-
-    said = [(1e-3, 0, 0.1), (1e-2, 1, 0.3), (3e-2, 2, 0.6)]
-    for (rate, seed, drop), result in zip(said, loops.trained(*(job(*own) for own in said)), strict=True):
-        assert result.strategy == "fused"
+    for rate, seed, drop, result in loops.three(lambda drop: lambda key: Normed(nnx.Rngs(key), drop)):
         hand = Normed(nnx.Rngs(jax.random.key(seed)), drop)
         _, losses = loops.nnx_loop(hand, optax.adam(rate), seed=seed)
         np.testing.assert_allclose(result.history["loss"], loops.averaged(losses), rtol=1e-4)
