@@ -55,8 +55,14 @@ def _seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def row(kind: str, members: int, windows: int, say: Say, short: int = 2, long: int = 12) -> Mapping[str, Any]:
-    """Model-steps a second of each way, medians of alternating windows."""
+def _epochs(run: Callable[[int], Any], seconds: float) -> int:
+    """So many epochs that they take about so long."""
+    run(1)
+    return max(1, round(2 * seconds / _seconds(partial(run, 2))))
+
+
+def row(kind: str, members: int, windows: int, say: Say, seconds: float, short: int = 2) -> Mapping[str, Any]:
+    """Model-steps a second of each way, medians of alternating windows of about so many seconds."""
     net = NETS[kind]
 
     def ours(epochs: int) -> float:
@@ -71,26 +77,27 @@ def row(kind: str, members: int, windows: int, say: Say, short: int = 2, long: i
     cold_s = ours(short)
     by_hand, alone = jax_by_hand.together(net, members), jax_by_hand.in_turn(net)
     by_hand_cold_s = _seconds(partial(by_hand, short))
-    alone(1)
+    more, turns = max(10, _epochs(by_hand, seconds)), max(10, _epochs(alone, seconds))
     taken: dict[str, list[float]] = {way: [] for way in ("short", "long", "by hand", "in turn")}
     for _ in range(windows):
         taken["short"].append(ours(short))
-        taken["long"].append(ours(long))
-        taken["by hand"].append(_seconds(partial(by_hand, long)))
-        taken["in turn"].append(_seconds(partial(alone, long)))
-    median = {way: statistics.median(seconds) for way, seconds in taken.items()}
-    steps, more = members * net.steps, long - short
+        taken["long"].append(ours(short + more))
+        taken["by hand"].append(_seconds(partial(by_hand, more)))
+        taken["in turn"].append(_seconds(partial(alone, turns)))
+    median = {way: statistics.median(each) for way, each in taken.items()}
+    steps = members * net.steps
     open_s = median["long"] - median["short"]
     rates = {
         "carpool, once open": steps * more / open_s,
-        "carpool, whole call": steps * long / median["long"],
-        "vmap + scan by hand": steps * long / median["by hand"],
-        "scan, one after another": net.steps * long / median["in turn"],
+        "carpool, whole call": steps * (short + more) / median["long"],
+        "vmap + scan by hand": steps * more / median["by hand"],
+        "scan, one after another": net.steps * turns / median["in turn"],
     }
     best = max(rates["vmap + scan by hand"], rates["scan, one after another"])
     found = {
         "kind": kind,
         "members": members,
+        "epochs": {"short": short, "long": short + more, "by hand": more, "in turn": turns},
         "seconds": taken,
         "cold_s": {"carpool": cold_s, "by hand": by_hand_cold_s},
         "model_steps_per_s": {way: round(rate) for way, rate in rates.items()},
@@ -109,4 +116,6 @@ def run(rows: Sequence[str], windows: int, quick: bool, say: Say) -> dict[str, A
         for kind, _, size in wanted
         for members in ((int(size),) if size else ROWS[kind] if not quick else (4,))
     ]
-    return {"jax": jax.__version__, "rows": [row(kind, members, windows, say) for kind, members in sizes]}
+    seconds = 1.5 if jax.default_backend() == "gpu" else 0.5 if quick else 5.0
+    found = [row(kind, members, windows, say, seconds) for kind, members in sizes]
+    return {"jax": jax.__version__, "rows": found}

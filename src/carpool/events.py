@@ -10,6 +10,10 @@ from carpool.planning.trials import Trial
 from carpool.result import Outcome
 
 
+def unheard(event: object) -> None:
+    """Where events go that nobody listens to: what would be said only then need not be put into words."""
+
+
 @dataclass(frozen=True)
 class RunStarted:
     """Planning is over; `steps` are the training steps of all jobs together."""

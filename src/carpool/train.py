@@ -13,7 +13,7 @@ from carpool import reporters as reporting
 from carpool.adapters.base import Adapter
 from carpool.environment import cores
 from carpool.errors import CarpoolError, Interrupted, JobError, OptionError, described, sentence
-from carpool.events import Emit, Event, RunEnded, RunStarted
+from carpool.events import Emit, Event, RunEnded, RunStarted, unheard
 from carpool.executors import isolated
 from carpool.executors.interleaved import Orders, Run
 from carpool.executors.interrupt import Pause
@@ -156,11 +156,13 @@ def _planned(
 ) -> _Prepared:
     specs: list[ModelSpec] = []
     rejected: dict[str, BaseException] = {}
-    for name, job in by_name.items():
-        adapter = _adapter(job, loaded, compile)
+    owners = {name: _adapter(job, loaded, compile) for name, job in by_name.items()}
+    for adapter in loaded.values():
         adapter.device(device)
+        adapter.expect([job for name, job in by_name.items() if owners[name] is adapter])
+    for name, job in by_name.items():
         try:
-            spec = adapter.describe(job)
+            spec = owners[name].describe(job)
             specs.append(replace(spec, apart=_apart(job, strategy, spec.apart)))
         except CarpoolError:
             raise
@@ -284,7 +286,7 @@ class _Reporting:
         self._reporters = reporting.default() if isinstance(reporters, str) else list(reporters)
 
     def __enter__(self) -> Emit:
-        return self._emit
+        return self._emit if self._reporters else unheard
 
     def _emit(self, event: Event) -> None:
         for reporter in tuple(self._reporters):

@@ -185,7 +185,7 @@ class StreamingAdapter(FakeAdapter):
         from dataclasses import replace
 
         spec = super().describe(job)
-        return replace(spec, course=replace(spec.course, length=0, batch_size=0, streamed=True))
+        return replace(spec, course=spec.course._replace(length=0, batch_size=0, streamed=True))
 
     def open(self, job: carpool.Job, device: str, plain: bool = False) -> FakeSession:
         session = Streaming(self.error)

@@ -8,11 +8,13 @@ jobs, on a device; its rows are its members. Executors loop, sessions step. A mi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
 
 from carpool.errors import FusionError, ModelError, described, sentence
 from carpool.job import Job
@@ -52,8 +54,7 @@ class Ticket:
     """Whether its rows are through, whatever their courses say: a loop of the user's own knows its end when it is there."""
 
 
-@dataclass(frozen=True)
-class MetricRow:
+class MetricRow(NamedTuple):
     """Sums of one row's metrics over `samples`, weighted by batch size; `steps` is how many steps it took.
 
     `diverged` says that the row stopped in this chunk because its loss was not finite.
@@ -64,6 +65,23 @@ class MetricRow:
     samples: int
     sums: Mapping[str, float]
     diverged: bool = False
+
+
+@dataclass(frozen=True)
+class MetricColumns:
+    """The same of many rows, column by column: what reads them need not look at every row."""
+
+    rows: tuple[int, ...]
+    steps: np.ndarray
+    samples: np.ndarray
+    sums: Mapping[str, np.ndarray]
+    diverged: np.ndarray
+
+    def __iter__(self) -> Iterator[MetricRow]:
+        names, sums = list(self.sums), zip(*(column.tolist() for column in self.sums.values()), strict=True)
+        columns = (self.rows, self.steps.tolist(), self.samples.tolist(), sums, self.diverged.tolist())
+        for row, steps, samples, values, diverged in zip(*columns, strict=True):
+            yield MetricRow(row, steps, samples, dict(zip(names, values, strict=True)), diverged)
 
 
 @dataclass(frozen=True)
@@ -158,7 +176,7 @@ class Session(Servable):
         return None
 
     @abstractmethod
-    def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
+    def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...] | MetricColumns:
         """Waits for the chunk; one row of sums for each member in it."""
 
     @abstractmethod
@@ -293,6 +311,10 @@ class Adapter(ABC):
     @abstractmethod
     def device(self, name: str) -> str:
         """The device meant by "auto", "cpu", "cuda" or "cuda:N"; raises DeviceError for one that is not there."""
+
+    def expect(self, jobs: Sequence[Job]) -> None:
+        """All jobs that will be described, before the first is: what they have in common can be made at once."""
+        return
 
     @abstractmethod
     def describe(self, job: Job) -> ModelSpec:

@@ -8,7 +8,7 @@ several sessions can share a device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -17,6 +17,7 @@ from carpool.adapters.base import (
     DeviceFull,
     FusedSession,
     JobState,
+    MetricColumns,
     MetricRow,
     Session,
     StepFailure,
@@ -32,9 +33,12 @@ from carpool.events import (
     GroupResized,
     GroupTried,
     GroupVerified,
+    unheard,
 )
+from carpool.executors.books import Books
 from carpool.executors.member import Member
-from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor, Supply, cut, most_steps
+from carpool.executors.pace import Pace, chunk_of, moved, paces
+from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Supply, most_steps
 from carpool.planning.widths import repacked, spread
 from carpool.result import Outcome
 
@@ -70,15 +74,19 @@ class Driver:
     ) -> None:
         self._session = session
         self._members = dict(enumerate(members))
+        self._paces = paces(self._members)
+        self._books = Books()
         self._finish = finish
         self._emit = emit
         self._group = group
-        self._pending: list[Ticket] = []
+        self._pending: list[tuple[Ticket, bool]] = []
+        """What is enqueued, and whether it is read without a look at every row: nothing hangs on it."""
         self.slice_s: float | None = None
         """The seconds a chunk should take at most, while others wait for the device."""
 
     @property
     def unfinished(self) -> tuple[Member, ...]:
+        self._write()
         return tuple(self._members.values())
 
     def run(self, verify: bool = False, measure: bool = False) -> Iterator[Ready]:
@@ -89,8 +97,8 @@ class Driver:
         if measure:
             self._try()  # before the check, which costs more
         yield from self._check_first_steps()
-        while self._running():
-            chunk = cut(self._supplies(self._running()), self._cursors(), self._most_steps())
+        while any(not pace.through for pace in self._paces):
+            chunk = self._cut(self._most_steps())
             if chunk is None:
                 yield self._has_supply
                 continue
@@ -118,42 +126,51 @@ class Driver:
 
     # Chunks
 
-    def _running(self) -> list[int]:
-        return [row for row, member in self._members.items() if not member.through]
+    def _regroup(self) -> None:
+        """After members left, or parted ways."""
+        self._paces = paces(self._members)
 
-    def _asked(self, rows: Sequence[int]) -> dict[int, Supply | BaseException]:
-        """What these rows can run now, or what their input raised."""
-        streamed = [row for row in rows if self._members[row].course.streamed]
-        found = dict(self._session.supply(streamed)) if streamed else {}
-        for row in rows:
-            member = self._members[row]
-            if not member.course.streamed:
-                found[row] = member.course.supply(member.cursor.batch)
+    def _cut(self, max_steps: int, rows: Collection[int] | None = None) -> Chunk | None:
+        """The next chunk of what can run now, of these rows or of all."""
+        found = [
+            (pace, supply)
+            for pace, supply in self._supplies()
+            if rows is None or not pace.held.isdisjoint(rows)
+        ]
+        chunk = chunk_of(found, max_steps)
+        if chunk is None or rows is None or frozenset(rows).issuperset(chunk.rows):
+            return chunk
+        return chunk.of(rows)
+
+    def _asked(self) -> list[tuple[Pace, Supply | BaseException]]:
+        """What can run now, or what its input raised."""
+        going = [pace for pace in self._paces if not pace.through]
+        streamed = [pace.rows[0] for pace in going if pace.course.streamed]
+        there = self._session.supply(streamed) if streamed else {}
+        found: list[tuple[Pace, Supply | BaseException]] = []
+        for pace in going:
+            if not pace.course.streamed:
+                found.append((pace, pace.course.supply(pace.cursor.batch)))
+            elif pace.rows[0] in there:
+                found.append((pace, there[pace.rows[0]]))
         return found
 
-    def _supplies(self, rows: Sequence[int]) -> dict[int, Supply]:
-        """What these rows can run now. One whose input raised fails."""
-        found = self._asked(rows)
-        errors = {row: one for row, one in found.items() if isinstance(one, BaseException)}
+    def _supplies(self) -> list[tuple[Pace, Supply]]:
+        """What can run now. Rows whose input raised fail."""
+        found = self._asked()
+        errors = {pace.rows[0]: one for pace, one in found if isinstance(one, BaseException)}
         if errors:
             self._settle_now()
             self._fail(errors)
-        return {
-            row: supply
-            for row in rows
-            if isinstance(supply := found.get(row), Supply) and row in self._members
-        }
+        known = {pace.rows: one for pace, one in found if isinstance(one, Supply)}
+        return [(pace, known[pace.rows]) for pace in self._paces if pace.rows in known]
 
     def _has_supply(self) -> bool:
         """Whether some row can run, or has input that raises; or there is nothing left to wait for."""
-        running = self._running()
         try:
-            return not running or bool(self._asked(running))
+            return all(pace.through for pace in self._paces) or bool(self._asked())
         except Unstackable:
             return True
-
-    def _cursors(self) -> dict[int, Cursor]:
-        return {row: member.cursor for row, member in self._members.items()}
 
     def _most_steps(self) -> int:
         """How many steps fit the slice, as far as the session knows."""
@@ -174,12 +191,10 @@ class Driver:
                 raise
             ticket, full = raised.ticket, raised
         done = ticket.chunk
-        self._pending.append(ticket)
-        for row in done.rows:
-            member = self._members[row]
-            member.cursor = member.cursor.advanced(done.steps, row in done.ends)
-            if ticket.final:
-                member.course = replace(member.course, epochs=member.cursor.epoch)
+        self._move(ticket)
+        going = [pace for pace in self._paces if not pace.held.isdisjoint(done.ends)]
+        waits = any(self._session.schedules or pace.decides or pace.through for pace in going)
+        self._pending.append((ticket, not waits and self._emit is unheard))
         self._emit(GroupAdvanced(self._group, done.steps * len(done.rows)))
         self._report_input(done)
         if full is not None:
@@ -187,12 +202,24 @@ class Driver:
         if errors:
             self._settle_now()
             self._fail(errors)
-        ended = [self._members[row] for row in done.ends if row in self._members]
-        waits = any(self._session.schedules or member.decides or member.through for member in ended)
         yield from self._settle(leave=0 if waits else self._session.in_flight)
         yield at_once
 
+    def _move(self, ticket: Ticket) -> None:
+        """Moves the rows of a chunk that was enqueued."""
+        done = ticket.chunk
+        if not ticket.final and moved(self._paces, done):
+            return
+        ends = frozenset(done.ends)
+        for row in done.rows:
+            member = self._members[row]
+            cursor = member.cursor.advanced(done.steps, row in ends)
+            member.stand(cursor, cursor.epoch if ticket.final else None)
+        self._regroup()
+
     def _report_input(self, chunk: Chunk) -> None:
+        if not any(pace.course.streamed for pace in self._paces):
+            return
         for row in chunk.rows:
             if self._members[row].course.streamed and (found := self._session.depth(row)) is not None:
                 self._emit(BatchesRead(self._members[row].name, chunk.steps, *found))
@@ -203,23 +230,46 @@ class Driver:
         The last `leave` chunks stay enqueued: while nothing is decided the device runs on ahead of the books.
         """
         while len(self._pending) > leave:
-            if not self._session.done(self._pending[0]):
-                yield partial(self._session.done, self._pending[0])
-            self._settle_one(self._pending.pop(0))
+            ticket, is_quiet = self._pending[0]
+            if not self._session.done(ticket):
+                yield partial(self._session.done, ticket)
+            self._pending.pop(0)
+            self._settle_one(ticket, is_quiet)
 
     def _settle_now(self) -> None:
         for _ in self._settle():
             pass
+        self._write()
 
-    def _settle_one(self, ticket: Ticket) -> None:
-        rows = [row for row in self._session.metrics(ticket) if row.row in self._members]
+    def _write(self) -> None:
+        """Brings the members' histories up to date."""
+        self._books.write(self._members)
+
+    def _settle_one(self, ticket: Ticket, is_quiet: bool) -> None:
+        shown, ends = self._session.metrics(ticket), ticket.chunk.ends
+        if is_quiet and isinstance(shown, MetricColumns) and self._is_plain(shown, ends):
+            self._books.add(shown, bool(ends))
+            if self._books.is_full:
+                self._write()
+            return
+        self._write()
+        rows = [row for row in shown if row.row in self._members]
         for row in rows:
             self._members[row.row].count(row)
         diverged = [row.row for row in rows if row.diverged]
         for row in diverged:
-            self._members[row].cursor = replace(self._members[row].cursor, step=self._members[row].steps)
+            member = self._members[row]
+            member.stand(member.cursor._replace(step=member.steps))
         self._end(diverged, Outcome.DIVERGED)
-        self._end_epochs([row for row in ticket.chunk.ends if row in self._members])
+        self._end_epochs([row for row in ends if row in self._members])
+
+    def _is_plain(self, shown: MetricColumns, ends: Sequence[int]) -> bool:
+        """Whether all rows went on as one: none diverged or is gone, and an epoch ended for all or for none."""
+        return (
+            not shown.diverged.any()
+            and (not ends or ends == shown.rows)
+            and self._members.keys() >= frozenset(shown.rows)
+        )
 
     # Epochs
 
@@ -303,10 +353,11 @@ class Driver:
         complete = [
             row for row in rows if self._members[row].epochs_ended == self._members[row].course.epochs
         ]
+        going = frozenset(rows) - frozenset(complete)
         stopped = [
             row
             for row in rows
-            if row not in complete
+            if row in going
             and (((p := watched.get(row)) and p.exhausted) or self._session.wants_to_stop(row))
         ]
         restored = [
@@ -325,37 +376,44 @@ class Driver:
     def _end(self, rows: Sequence[int], outcome: Outcome) -> None:
         if not rows:
             return
+        self._write()
         for row, state in zip(rows, self._session.leave(rows), strict=True):
             member = self._members.pop(row)
             self._finish(member, outcome, replace(state, cursor=member.cursor))
+        self._regroup()
 
     def _fail(self, errors: Mapping[int, BaseException]) -> None:
+        self._write()
         for row, error in errors.items():
             if row not in self._members:
                 continue  # it diverged in the chunk in which it raised, and has ended
             state = self._session.leave([row])[0]
             member = self._members.pop(row)
             self._finish(member, Outcome.FAILED, replace(state, cursor=member.cursor), error)
+        if errors:
+            self._regroup()
 
     # What only fused groups need
 
     def _check_first_steps(self) -> Iterator[Ready]:
         if not isinstance(self._session, FusedSession):
             return
-        unchecked = self._running()
+        unchecked = [row for pace in self._paces if not pace.through for row in pace.rows]
         while unchecked:
-            chunk = cut(self._supplies(unchecked), self._cursors(), max_steps=1)
+            chunk = self._cut(1, unchecked)
             if chunk is None:
                 yield self._has_supply
             else:
-                checked = chunk.rows if self._check(chunk, spread(chunk.rows, FIRST_CHECKED)) else ()
+                checked = frozenset(
+                    chunk.rows if self._check(chunk, spread(chunk.rows, FIRST_CHECKED)) else ()
+                )
                 unchecked = [row for row in unchecked if row not in checked]
             unchecked = [row for row in unchecked if row in self._members]
 
     def _try(self) -> None:
         if not isinstance(self._session, FusedSession):
             return
-        chunk = cut(self._supplies(self._running()), self._cursors(), max_steps=1)
+        chunk = self._cut(1)
         trial = self._session.trial(chunk) if chunk is not None else None
         if trial is not None:
             self._emit(GroupTried(self._group, trial))
@@ -383,13 +441,14 @@ class Driver:
         if not isinstance(self._session, FusedSession) or not self._members:
             return
         launch_s, prepare_s = self._session.timing()
-        left = max(member.course.steps - member.cursor.step for member in self._members.values())
+        left = max(pace.course.steps - pace.cursor.step for pace in self._paces)
         width = self._session.width
         target = repacked(width, len(self._members), left, launch_s, prepare_s)
         if target is None:
             return
-        moved = self._session.resize(target)
-        self._members = {moved[row]: member for row, member in self._members.items()}
+        placed = self._session.resize(target)
+        self._members = {placed[row]: member for row, member in self._members.items()}
+        self._regroup()
         self._emit(GroupResized(self._group, width, target))
 
 

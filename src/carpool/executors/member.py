@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from carpool.adapters.base import MetricRow
+from carpool.executors.pace import Pace
 from carpool.job import Job
 from carpool.planning.cursor import Course, Cursor
 from carpool.stopping import Patience
 
 
-@dataclass
 class Member:
     """A job on its way: where it stands and what it has shown so far."""
 
-    job: Job
-    course: Course
-    cursor: Cursor = field(default_factory=Cursor)
-    steps: int = 0
-    history: dict[str, list[float]] = field(default_factory=dict)
-    sums: dict[str, float] = field(default_factory=dict)
-    samples: int = 0
-    patience: Patience | None = None
-    epochs_ended: int = 0
-
-    def __post_init__(self) -> None:
-        if self.job.stop is not None:
-            self.patience = Patience(self.job.stop)
-
-    @property
-    def name(self) -> str:
-        return str(self.job.name)
-
-    @property
-    def decides(self) -> bool:
+    def __init__(self, job: Job, course: Course) -> None:
+        self.job = job
+        self.name = str(job.name)
+        self.decides = bool(
+            job.validation_data is not None or job.stop or job.callbacks or job.scheduler is not None
+        )
         """Whether something is decided at the end of each epoch, so that its metrics must be known at once."""
-        job = self.job
-        return bool(job.validation_data is not None or job.stop or job.callbacks or job.scheduler is not None)
+        self.pace = Pace((), course, Cursor(), self.decides)
+        self.patience = None if job.stop is None else Patience(job.stop)
+        self.history: dict[str, list[float]] = {}
+        self.epochs_ended = 0
+        self.steps = 0
+        self.sums: dict[str, float] = {}
+        self.samples = 0
 
     @property
-    def through(self) -> bool:
-        """Whether all its steps are enqueued."""
-        return self.cursor.epoch == self.course.epochs
+    def course(self) -> Course:
+        return self.pace.course
+
+    @property
+    def cursor(self) -> Cursor:
+        return self.pace.cursor
+
+    def stand(self, cursor: Cursor, epochs: int | None = None) -> None:
+        """Leaves the others that moved with it; `epochs` where its course turns out to have so many."""
+        course = self.course if epochs is None else self.course._replace(epochs=epochs)
+        self.pace = Pace((), course, cursor, self.decides)
 
     @property
     def movable(self) -> bool:

@@ -7,8 +7,9 @@ sit it out. A chunk is a run of launches with one shape and one set of rows, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_CHUNK_STEPS = 256  # bounds the hyper-parameter tables of a chunk, and how long Ctrl-C waits
 SLICE_S = (
@@ -16,8 +17,7 @@ SLICE_S = (
 )
 
 
-@dataclass(frozen=True)
-class Supply:
+class Supply(NamedTuple):
     """What a row can run next: `steps` batches of `size` samples. `ends`: its epoch ends with the last of them."""
 
     size: int
@@ -25,8 +25,7 @@ class Supply:
     ends: bool
 
 
-@dataclass(frozen=True)
-class Course:
+class Course(NamedTuple):
     """What a row has to run: `epochs` passes over `length` samples in batches of `batch_size`.
 
     When `streamed`, batches come as they come: the session says what is there (`Session.supply`), and length and batch
@@ -61,8 +60,7 @@ class Course:
         return Supply(self.size(batch), steps, batch + steps == self.batches)
 
 
-@dataclass(frozen=True)
-class Cursor:
+class Cursor(NamedTuple):
     """The next batch a row will run, and the steps it has taken in all."""
 
     epoch: int = 0
@@ -89,6 +87,14 @@ class Chunk:
     def shortened(self, steps: int) -> Chunk:
         """The chunk's first so many steps, which end no epoch."""
         return self if steps == self.steps else Chunk(self.rows, self.cursors, self.size, steps)
+
+    def of(self, rows: Collection[int]) -> Chunk:
+        """The chunk of these rows alone."""
+        kept = [(row, cursor) for row, cursor in zip(self.rows, self.cursors, strict=True) if row in rows]
+        ends = tuple(row for row in self.ends if row in rows)
+        return Chunk(
+            tuple(row for row, _ in kept), tuple(cursor for _, cursor in kept), self.size, self.steps, ends
+        )
 
 
 def most_steps(launch_s: float, slice_s: float | None) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from carpool.adapters.jax.families import Families, apart
+from carpool.adapters.jax.families import Families, Rule, apart
 from carpool.adapters.jax.lift import Traced, traced
 from carpool.fingerprint import fingerprint
 
@@ -22,15 +22,15 @@ class Counted:
     def __init__(self) -> None:
         self.families, self.made = Families(), 0
 
-    def rule(self, optimizer: Any) -> Any:
+    def rule(self, optimizer: Any) -> Rule:
         def make() -> Traced:
             self.made += 1
             return traced(optimizer.update, P, optimizer.init(P), P)
 
-        return "key", fingerprint((optimizer.init, optimizer.update)), make
+        return Rule("key", apart(fingerprint((optimizer.init, optimizer.update))), make)
 
     def of(self, optimizer: Any) -> Traced:
-        return self.families.traced(*self.rule(optimizer))
+        return self.families.traced(self.rule(optimizer))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from carpool.adapters.jax.factories import Factories
 from carpool.adapters.jax.forms import Form, Parts, form_of, kind_of
 from carpool.adapters.jax.keys import init_key
-from carpool.adapters.jax.optimizer import build_optimizer, is_nnx
+from carpool.adapters.jax.optimizer import Begin, build_optimizer, is_nnx
 from carpool.adapters.named import imported
 from carpool.errors import DataError, JobError, LossError, ModelError, OptimizerError, described, sentence
 from carpool.job import Job
@@ -52,12 +53,13 @@ class Arrays:
         return self.nest(jax.ShapeDtypeStruct((size, *leaf.shape[1:]), _type(leaf)) for leaf in self.leaves)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Built:
     """A job's objects."""
 
     job: Job
     model: Any
+    """None where it is put together when somebody wants it: its parts were made with others'."""
     form: Form
     parts: Parts
     optimizer: Any
@@ -71,15 +73,20 @@ Read = Callable[[Job, Any, str], Arrays]
 """A job's data or validation data, under its word: what the job names, checked."""
 
 
-def build(job: Job, read: Read) -> Built:
+def build(job: Job, read: Read, factories: Factories, begin: Begin) -> Built:
     _check(job)
     data = read(job, job.data, "data")
-    model = build_model(job, data)
-    form = _form(job, model)
-    parts = form.split(model)
+    together = factories.made(job)
+    if together is not None and not is_nnx(job.optimizer):
+        model, (form, parts) = None, together
+        _check_callable(job, form, "nest of arrays")
+    else:
+        model = build_model(job, data)
+        form = _form(job, model)
+        parts = form.split(model)
     if not jax.tree.leaves(parts.trained):
         raise ModelError(says(job, "a model with parameters", "no floating point array", "pass parameters"))
-    optimizer, state = build_optimizer(job, parts.trained)
+    optimizer, state = build_optimizer(job, parts.trained, begin)
     validation = job.validation_data
     held = read(job, validation, "validation_data") if validation is not None else None
     return Built(job, model, form, parts, optimizer, state, data, held)
@@ -97,16 +104,20 @@ def _form(job: Job, model: Any) -> Form:
                 says(job, "an nnx.Optimizer beside an NNX module", type(model).__name__, "pass its tx")
             )
         form = NnxForm(model, wrt=job.optimizer.wrt)
+    _check_callable(job, form, type(model).__name__)
+    return form
+
+
+def _check_callable(job: Job, form: Form, word: str) -> None:
     if job.loss is not None and not form.is_callable:
         raise LossError(
             says(
                 job,
                 "a model that can be called, beside loss=",
-                f"a {type(model).__name__}",
+                f"a {word}",
                 "pass step= instead, or a carpool.jax.Model(parameters, apply)",
             )
         )
-    return form
 
 
 def _check(job: Job) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -128,6 +128,14 @@ def _equal(form: Form, held: float, number: Any) -> bool:
         return False
 
 
+class Rule(NamedTuple):
+    """A function before it is traced: what its trace hangs on beside itself, its fingerprint with the numbers apart, and how it is traced."""
+
+    key: Hashable
+    mark: tuple[Hashable, Held]
+    make: Callable[[], Traced]
+
+
 class Families:
     """All of a run's."""
 
@@ -135,9 +143,8 @@ class Families:
         self._made: dict[Hashable, Family] = {}
         self._is_trusted = True
 
-    def traced(self, key: Hashable, mark: Hashable, make: Callable[[], Traced]) -> Traced:
-        """The trace of a function with this fingerprint. `key` is all else that the trace hangs on."""
-        make_of, held = apart(mark)
+    def traced(self, rule: Rule) -> Traced:
+        key, (make_of, held), make = rule
         family = self._made.setdefault((key, make_of), Family())
         found = family.told(held) if self._is_trusted else family.traces.get(held)
         if found is None:
@@ -145,9 +152,9 @@ class Families:
             family.learn(held, found)
         return found
 
-    def confirm(self, rows: Sequence[tuple[Hashable, Hashable, Callable[[], Traced]]]) -> bool:
+    def confirm(self, rows: Sequence[Rule]) -> bool:
         """Traces the rows at both ends of every number; whether all of them are as they were told. If not, nothing is told any more."""
-        held = [apart(mark)[1] for _, mark, _ in rows]
+        held = [rule.mark[1] for rule in rows]
         ends = {
             pick(range(len(rows)), key=lambda row: held[row][i])
             for i in range(len(held[0]))
@@ -155,8 +162,7 @@ class Families:
             if len({numbers[i] for numbers in held}) > 1
         }
         for row in ends:
-            key, mark, make = rows[row]
-            told, made = self.traced(key, mark, make), make()
+            told, made = self.traced(rows[row]), rows[row].make()
             if (told.text, told.numbers) != (made.text, made.numbers):
                 self._is_trusted = False
                 self._made.clear()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Var
 
+from carpool.adapters.jax.shapes import shapes as nest_shapes
 from carpool.errors import OptimizerError, sentence
+from carpool.fingerprint import fingerprint
 from carpool.job import Job
 
 
@@ -25,7 +29,35 @@ def is_nnx(made: Any) -> bool:
     return is_optimizer(made)
 
 
-def build_optimizer(job: Job, trained: Any) -> tuple[Any, Any]:
+Begin = Callable[[Any, Any], Any]
+"""An optimizer's first state, of the optimizer and what it trains."""
+
+
+class Beginnings:
+    """First states, made once for optimizers of one make: most of them are zeros, whatever the parameters, and arrays do not change."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+
+    def __call__(self, optimizer: Any, trained: Any) -> Any:
+        key = (fingerprint(optimizer.init), nest_shapes(trained))
+        try:
+            if key not in self._made:
+                self._made[key] = optimizer.init(trained) if _is_constant(optimizer.init, trained) else None
+        except Exception:  # whatever is wrong, the call shows it
+            return optimizer.init(trained)
+        held = self._made[key]
+        return optimizer.init(trained) if held is None else held
+
+
+def _is_constant(init: Callable[[Any], Any], trained: Any) -> bool:
+    """Whether what it makes hangs on nothing but shapes, and does nothing beside."""
+    jaxpr = jax.make_jaxpr(init)(trained).jaxpr
+    read = [var for eqn in jaxpr.eqns for var in eqn.invars] + jaxpr.outvars
+    return not jaxpr.effects and not any(var in jaxpr.invars for var in read if isinstance(var, Var))
+
+
+def build_optimizer(job: Job, trained: Any, begin: Begin) -> tuple[Any, Any]:
     """The transformation, and its state: the one that was given, or its first."""
     made: Any = job.optimizer
     if is_nnx(made):
@@ -43,7 +75,7 @@ def build_optimizer(job: Job, trained: Any) -> tuple[Any, Any]:
             )
         )
     optimizer: Any = made
-    return optimizer, optimizer.init(trained)
+    return optimizer, begin(optimizer, trained)
 
 
 def given_back(made: Any, state: Any, steps: int) -> Any:

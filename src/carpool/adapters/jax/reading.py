@@ -35,6 +35,7 @@ class Reading:
         self._seeds = np.asarray([words(job.seed) for job in jobs], np.uint32)
         self._shuffles = np.asarray([job.shuffle for job in jobs])
         self._epochs = np.full(len(rows), -1, np.int64)
+        self._batch_sizes = np.asarray([built.job.batch_size for built in self._builts])
         self._order: Any = self._places
 
     @property
@@ -51,10 +52,12 @@ class Reading:
         """What the chunk's rows read."""
         offsets = np.zeros(len(self._builts), np.int32)
         epochs = self._epochs.copy()
-        for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
-            offsets[row] = cursor.batch * self._builts[row].job.batch_size
-            epochs[0 if self.is_shared else row] = cursor.epoch
-        if self.is_shared:
+        rows = list(chunk.rows)
+        offsets[rows] = [cursor.batch for cursor in chunk.cursors] * self._batch_sizes[rows]
+        if not self.is_shared:
+            epochs[rows] = [cursor.epoch for cursor in chunk.cursors]
+        else:
+            epochs[0] = chunk.cursors[0].epoch
             if len({(cursor.epoch, cursor.batch) for cursor in chunk.cursors}) > 1:
                 self.is_shared = False
                 self._begin()

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from carpool.adapters.jax.build import Built, says
-from carpool.adapters.jax.families import Families
+from carpool.adapters.jax.families import Families, Rule, apart
 from carpool.adapters.jax.forms import Parts, keyed, moded
 from carpool.adapters.jax.lift import Traced, traced
 from carpool.errors import LossError
@@ -25,26 +25,49 @@ class Recipes:
     def __init__(self) -> None:
         self._made: dict[Hashable, Traced] = {}
         self._families = Families()
+        self._rules: dict[Built, Rule] = {}
+        self._owns: dict[Built, Hashable] = {}
+        self._marks: dict[int, tuple[Any, Hashable]] = {}
+        """Fingerprints of what jobs name in common, each beside its object, whose id stays taken."""
 
     def gradient(self, built: Built, size: int) -> Traced:
         """(trained, rest, batch, key) to (scalars by name, the rest afterwards, gradients)."""
-        key = ("gradient", _own(built), built.data.shapes, size)
+        key = ("gradient", self._own(built), built.data.shapes, size)
         return self._traced(key, lambda: _gradient(built, size))
 
     def update(self, built: Built) -> Traced:
         """(gradients, optimizer's state, trained) to (trained, optimizer's state)."""
-        return self._families.traced(*_rule(built))
+        return self._families.traced(self._rule(built))
 
     def confirm(self, builts: Sequence[Built]) -> None:
         """Makes sure that the updates of these jobs, which are to be one, are what they were told to be."""
         if len({id(self.update(built).closed) for built in builts}) < len(builts):
-            self._families.confirm([_rule(built) for built in builts])
+            self._families.confirm([self._rule(built) for built in builts])
 
     def evaluate(self, built: Built, size: int) -> Traced:
         """(trained, rest, batch, key) to scalars by name."""
         assert built.validation is not None
-        key = ("evaluate", _own(built), built.validation.shapes, size)
+        key = ("evaluate", self._own(built), built.validation.shapes, size)
         return self._traced(key, lambda: _evaluate(built, size))
+
+    def _rule(self, built: Built) -> Rule:
+        if built not in self._rules:
+            mark = fingerprint((built.optimizer.init, built.optimizer.update, built.job.clip_norm))
+            shapes = _shapes((built.parts.trained, built.state))
+            self._rules[built] = Rule(shapes, apart(mark), lambda: _update(built))
+        return self._rules[built]
+
+    def _own(self, built: Built) -> Hashable:
+        if built not in self._owns:
+            job = built.job
+            doing = tuple(map(self._mark, (job.loss, job.step, job.metrics)))
+            self._owns[built] = (built.form.key, _shapes(built.parts), doing)
+        return self._owns[built]
+
+    def _mark(self, named: Any) -> Hashable:
+        if id(named) not in self._marks:
+            self._marks[id(named)] = (named, fingerprint(named))
+        return self._marks[id(named)][1]
 
     def _traced(self, key: Hashable, make: Callable[[], Traced]) -> Traced:
         try:
@@ -56,21 +79,13 @@ class Recipes:
         return self._made[key]
 
 
-def _rule(built: Built) -> tuple[Hashable, Hashable, Callable[[], Traced]]:
-    """What an update's trace hangs on, the optimizer's fingerprint, and how it is traced."""
-    mark = fingerprint((built.optimizer.init, built.optimizer.update, built.job.clip_norm))
-    return _shapes((built.parts.trained, built.state)), mark, lambda: _update(built)
-
-
-def _own(built: Built) -> Hashable:
-    job = built.job
-    doing = (fingerprint(job.loss), fingerprint(job.step), fingerprint(job.metrics))
-    return built.form.key, _shapes(built.parts), doing
-
-
 def _shapes(nest: Any) -> Hashable:
     leaves, tree = jax.tree.flatten(nest)
-    return tree, tuple((jnp.shape(leaf), str(jax.typeof(leaf).dtype)) for leaf in leaves)
+    return tree, tuple((jnp.shape(leaf), _type(leaf)) for leaf in leaves)
+
+
+def _type(leaf: Any) -> Hashable:
+    return leaf.dtype if isinstance(leaf, jax.Array | np.ndarray) else jax.typeof(leaf).dtype
 
 
 # The three functions

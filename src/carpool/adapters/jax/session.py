@@ -14,6 +14,7 @@ from carpool.adapters.base import (
     Check,
     FusedSession,
     JobState,
+    MetricColumns,
     MetricRow,
     Prepared,
     Ticket,
@@ -30,7 +31,7 @@ from carpool.adapters.jax.pool import Store
 from carpool.adapters.jax.program import Formulation, State
 from carpool.adapters.jax.reading import Reading
 from carpool.adapters.jax.recipe import Recipes
-from carpool.adapters.jax.state import loaded, stacked, unstacked
+from carpool.adapters.jax.state import loaded, stacked, taken, unstacked
 from carpool.adapters.jax.streams import Streamed
 from carpool.adapters.jax.taking import Taking
 from carpool.adapters.jax.validation import Validation
@@ -69,6 +70,8 @@ class StackedSession(FusedSession):
         self._mine: dict[Any, tuple[Any, Any]] = {}
         """The rows' own numbers on the device, and the program, by what tells programs of this stack apart."""
         self._left: set[int] = set()
+        self._batches: dict[int, int] = {}
+        """Whole batches of a size in the longest epoch."""
         self._launch_s, self._prepare_s = 0.0, 0.0
         self._prepared = prepared
         first = max(size for built in builts for size in sizes(built))
@@ -115,10 +118,10 @@ class StackedSession(FusedSession):
         """Steps in a launch: an epoch's in as few equal parts as may be. A launch may end with steps that nobody takes."""
         if self._is_streamed:
             return 1
-        batches = max(
-            (built.data.length // size for built in self._builts if built.job.batch_size == size), default=1
-        )
-        most = self._most
+        if size not in self._batches:
+            whole = [b.data.length // size for b in self._builts if b.job.batch_size == size]
+            self._batches[size] = max(whole, default=1)
+        batches, most = self._batches[size], self._most
         if self._convolves:
             most = length_limit(self._chosen_way, self._device.platform, most)
         parts = -(-batches // most)
@@ -160,8 +163,8 @@ class StackedSession(FusedSession):
         """The chunk enqueued: the state afterwards, sums, steps taken and who is sound."""
         compiled, inputs = self._training(chunk)
         active, first = np.zeros(self.width, bool), np.zeros(self.width, np.uint32)
-        for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
-            active[row], first[row] = True, cursor.step & 0xFFFFFFFF
+        rows = list(chunk.rows)
+        active[rows], first[rows] = True, [cursor.step & 0xFFFFFFFF for cursor in chunk.cursors]
         if not compiled.done():
             began = time.perf_counter()
             compiled.result()
@@ -180,19 +183,13 @@ class StackedSession(FusedSession):
     def done(self, ticket: Ticket) -> bool:
         return ticket.payload is None or all(leaf.is_ready() for leaf in jax.tree.leaves(ticket.payload))
 
-    def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
+    def metrics(self, ticket: Ticket) -> MetricColumns:
         sums, taken, sound = jax.device_get(ticket.payload)
-        size = ticket.chunk.size
-        return tuple(
-            MetricRow(
-                row,
-                int(taken[row]),
-                int(taken[row]) * size,
-                {name: float(values[row]) for name, values in sums.items()},
-                diverged=not sound[row],
-            )
-            for row in ticket.chunk.rows
-        )
+        rows, size = ticket.chunk.rows, ticket.chunk.size
+        chosen = slice(None) if rows == tuple(range(self.width)) else np.asarray(rows)
+        steps = taken[chosen].astype(np.int64)
+        columns = {name: values[chosen].astype(np.float64) for name, values in sums.items()}
+        return MetricColumns(rows, steps, steps * size, columns, ~sound[chosen])
 
     # Epochs
 
@@ -223,12 +220,11 @@ class StackedSession(FusedSession):
 
     def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
         host = jax.device_get(self._state)
-        return tuple(unstacked(host, row) for row in rows)
+        return unstacked(host, rows)
 
     def leave(self, rows: Sequence[int]) -> tuple[JobState, ...]:
-        states = self.state(rows)
         self._left |= set(rows)
-        return states
+        return taken(self._state, rows)
 
     def load(self, row: int, state: JobState) -> None:
         host = jax.device_get(self._state)
@@ -301,7 +297,7 @@ class StackedSession(FusedSession):
         self._builts = [self._builts[row] for row in kept]
         self._left = {moved[row] for row in kept if row in self._left}
         self._reading.narrow(kept)
-        self._functions, self._mine = Functions(self._builts, self._recipes), {}
+        self._functions, self._mine, self._batches = Functions(self._builts, self._recipes), {}, {}
         self._validation = Validation(self._builts, self._store, self._device)
         self.width = width
         self._way = program.ALONE if width == 1 else self._chosen_way

@@ -14,10 +14,11 @@ import numpy as np
 from carpool.adapters.base import Adapter, JobState, Trained
 from carpool.adapters.jax.build import Arrays, Built, build, build_arrays, says
 from carpool.adapters.jax.devices import chosen, device_of
+from carpool.adapters.jax.factories import Factories
 from carpool.adapters.jax.forms import Parts, form_of, kind_of
 from carpool.adapters.jax.functions import sizes
 from carpool.adapters.jax.fuse import JaxFuser
-from carpool.adapters.jax.optimizer import given_back, is_nnx, state_of
+from carpool.adapters.jax.optimizer import Beginnings, given_back, is_nnx, state_of
 from carpool.adapters.jax.pool import Store
 from carpool.adapters.jax.predict import predict
 from carpool.adapters.jax.program import State
@@ -44,8 +45,10 @@ class JaxAdapter(Adapter):
         self._cursors: dict[Job, Cursor] = {}
         self._owners: dict[int, Job] = {}
         self._recipes, self._store = Recipes(), Store()
+        self._factories, self._begin = Factories(), Beginnings()
         self._place = "cpu"
         self._made: dict[int, tuple[Any, Any]] = {}
+        self._bytes: dict[int, tuple[Any, int]] = {}
         self._streams = Streams(lambda: device_of(self._place))
         self.fuser = JaxFuser(self._built.__getitem__, self._recipes, self._store)
 
@@ -60,8 +63,11 @@ class JaxAdapter(Adapter):
     def is_full(self, error: BaseException) -> bool:
         return super().is_full(error) or "RESOURCE_EXHAUSTED" in str(error)
 
+    def expect(self, jobs: Sequence[Job]) -> None:
+        self._factories.expect(jobs)
+
     def describe(self, job: Job) -> ModelSpec:
-        built = self._built[job] = build(job, self._read)
+        built = self._built[job] = build(job, self._read, self._factories, self._begin)
         self._refuse_shared(built)
         streamed = isinstance(built.data, Streamed)
         held = (*built.data.leaves, *(built.validation.leaves if built.validation else ()))
@@ -100,7 +106,8 @@ class JaxAdapter(Adapter):
         """Raises where objects that training changes are another job's too."""
         job = built.job
         optimizer = (job.optimizer,) if is_nnx(job.optimizer) else ()
-        for thing in (*built.form.owned(built.model), *optimizer):
+        owned = () if built.model is None else built.form.owned(built.model)
+        for thing in (*owned, *optimizer):
             other = self._owners.setdefault(id(thing), job)
             if other is job:
                 continue
@@ -133,9 +140,11 @@ class JaxAdapter(Adapter):
 
     def _step_bytes(self, built: Built) -> int:
         """What the gradient's trace makes on the way, half of it at a time: a guess on the safe side."""
-        first = max(sizes(built))
-        made = self._recipes.gradient(built, first).closed.jaxpr
-        return sum(_bytes(var.aval) for eqn in made.eqns for var in eqn.outvars) // 2
+        made = self._recipes.gradient(built, max(sizes(built))).closed
+        if id(made) not in self._bytes:
+            total = sum(_bytes(var.aval) for eqn in made.jaxpr.eqns for var in eqn.outvars) // 2
+            self._bytes[id(made)] = (made, total)
+        return self._bytes[id(made)][1]
 
     def open(self, job: Job, device: str, plain: bool = False) -> StackedSession:
         return StackedSession([self._built[job]], self._recipes, self._store, device_of(device))
@@ -143,8 +152,9 @@ class JaxAdapter(Adapter):
     def absorb(self, job: Job, state: JobState) -> Trained:
         built = self._built[job]
         own = restored(state, State(built.parts.trained, built.parts.rest, built.state))
-        own = jax.tree.map(jnp.asarray, own)
-        model = built.form.given_back(built.model, Parts(own.trained, own.rest))
+        own = jax.device_put(own)
+        parts = Parts(own.trained, own.rest)
+        model = built.form.merge(parts) if built.model is None else built.form.given_back(built.model, parts)
         optimizer = given_back(job.optimizer, own.optimizer, state.cursor.step)
         self._trained[job], self._cursors[job] = Trained(model, optimizer), state.cursor
         return self._trained[job]
@@ -155,13 +165,14 @@ class JaxAdapter(Adapter):
         built = self._built.get(job)
         if built is None:
             return Trained(None)
-        return Trained(built.model, job.optimizer if is_nnx(job.optimizer) else built.state)
+        model = built.form.merge(jax.device_put(built.parts)) if built.model is None else built.model
+        return Trained(model, job.optimizer if is_nnx(job.optimizer) else built.state)
 
     def left(self, job: Job) -> JobState:
         trained, built = self.trained(job), self._built[job]
         parts = built.form.split(trained.model)
         optimizer = state_of(trained.optimizer, built.state)
-        held = unstacked(stacked([State(parts.trained, parts.rest, optimizer)]), 0)
+        (held,) = unstacked(stacked([State(parts.trained, parts.rest, optimizer)]), [0])
         return replace(held, cursor=self._cursors.get(job, held.cursor))
 
     def save(self, model: Any, path: Path) -> None:

@@ -34,16 +34,17 @@ class Validation:
         self, rows: Sequence[int], state: State, keys: Any, functions: Functions, way: Formulation
     ) -> tuple[MetricRow, ...]:
         shown: list[MetricRow] = []
+        asked = frozenset(rows)
         for (length, size), (pool, held) in self._pools.items():
-            wanted = [row for row in held if row in rows]
+            wanted = [(place, row) for place, row in enumerate(held) if row in asked]
             if not wanted:
                 continue
             chosen = slice(None) if len(held) == self._width else np.asarray(held)
             own, own_keys = jax.tree.map(lambda leaf, chosen=chosen: leaf[chosen], (state, keys))
             totals = self._totals(length, size, pool, held, own, own_keys, functions, way)
             shown += [
-                MetricRow(row, 0, length, {name: float(v[held.index(row)]) for name, v in totals.items()})
-                for row in wanted
+                MetricRow(row, 0, length, {name: float(v[place]) for name, v in totals.items()})
+                for place, row in wanted
             ]
         return tuple(sorted(shown, key=lambda row: row.row))
 

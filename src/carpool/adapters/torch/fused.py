@@ -18,6 +18,7 @@ from carpool.adapters.base import (
     DeviceFull,
     FusedSession,
     JobState,
+    MetricColumns,
     MetricRow,
     Prepared,
     StepFailure,
@@ -227,22 +228,22 @@ class StackedSession(FusedSession):
     def busy_s(self) -> float:
         return self._busy_s
 
-    def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
+    def metrics(self, ticket: Ticket) -> MetricColumns:
         receipt, ahead, clock = ticket.payload
         shown: np.ndarray = receipt.read()
         if clock is not None:
             seconds = clock.seconds()
             self._busy_s += seconds
             self._launch_s = seconds / ticket.chunk.steps
-        rows = []
-        for row in ticket.chunk.rows:
-            steps, alive = int(shown[row, -2]), bool(shown[row, -1])
-            if not alive and row not in self._dead:
-                self._dead.add(row)
-                self._hypers.rewind(row, steps, ahead)
-            sums = dict(zip(self._recipe.values, shown[row].tolist(), strict=False))
-            rows.append(MetricRow(row, steps, steps * ticket.chunk.size, sums, not alive))
-        return tuple(rows)
+        rows, names = ticket.chunk.rows, self._recipe.values
+        own = shown[list(rows)]
+        steps, dead = own[:, -2].astype(np.int64), own[:, -1] == 0
+        for place in np.flatnonzero(dead):
+            if rows[place] not in self._dead:
+                self._dead.add(rows[place])
+                self._hypers.rewind(rows[place], int(steps[place]), ahead)
+        sums = {name: own[:, column].astype(np.float64) for column, name in enumerate(names)}
+        return MetricColumns(rows, steps, steps * ticket.chunk.size, sums, dead)
 
     def _full(self, chunk: Chunk, ahead: Ahead, error: Exception, done: int | None) -> DeviceFull:
         """After so many whole steps, unless a row may hold half of one."""

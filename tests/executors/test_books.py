@@ -1,0 +1,71 @@
+"""Metrics kept in columns become, number by number, what they become row by row."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+import carpool
+from carpool.adapters.base import MetricColumns
+from carpool.executors.books import Books
+from carpool.executors.member import Member
+from carpool.planning.cursor import Course
+
+
+def members(count: int) -> dict[int, Member]:
+    jobs = [carpool.Job("net", ([0], [0]), name=str(row), loss=max) for row in range(count)]
+    return {row: Member(job, Course(8, 4, 3)) for row, job in enumerate(jobs)}
+
+
+def columns(rows: tuple[int, ...], values: list[float], steps: int) -> MetricColumns:
+    taken = np.full(len(rows), steps)
+    sums = {
+        "loss": np.asarray(values[: len(rows)]),
+        "accuracy": np.asarray(values[: len(rows)], np.float32) / 3,
+    }
+    return MetricColumns(
+        rows, taken, taken * 4, {k: v.astype(np.float64) for k, v in sums.items()}, np.zeros(len(rows), bool)
+    )
+
+
+chunks = st.lists(
+    st.tuples(
+        st.sampled_from([(0, 1, 2), (0, 2)]),
+        st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3),
+        st.integers(1, 5),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(chunks, st.integers(1, 12))
+def test_columns_become_what_rows_become(found, write_every):
+    """However often they are written, and whoever sits a chunk out."""
+    ours, theirs, books = members(3), members(3), Books()
+    for place, (rows, values, steps, ends) in enumerate(found):
+        shown = columns(rows, values, steps)
+        books.add(shown, ends)
+        for row in shown:
+            theirs[row.row].count(row)
+        for row in rows if ends else ():
+            for name, value in theirs[row].epoch_metrics().items():
+                theirs[row].history.setdefault(name, []).append(value)
+            theirs[row].epochs_ended += 1
+        if place % write_every == 0:
+            books.write(ours)
+    books.write(ours)
+    for row in theirs:
+        for word in ("history", "steps", "samples", "sums", "epochs_ended"):
+            assert getattr(ours[row], word) == getattr(theirs[row], word), (row, word)
+
+
+def test_books_say_when_they_are_full():
+    books, held = Books(), members(1)
+    while not books.is_full:
+        books.add(columns((0,), [1.0], 1), True)
+    books.write(held)
+    assert not books.is_full
+    assert len(held[0].history["loss"]) == held[0].epochs_ended == held[0].steps > 1
