@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from carpool import adapters
+from carpool import adapters, collector
 from carpool import reporters as reporting
 from carpool.adapters.base import Adapter
 from carpool.environment import cores
@@ -139,7 +139,8 @@ def _prepare(
     by_name = {str(job.name): job for job in named(jobs)}
     loaded: dict[str, Adapter] = {}
     try:
-        return _planned(by_name, loaded, device, strategy, compile, most, measure)
+        with collector.put_off():
+            return _planned(by_name, loaded, device, strategy, compile, most, measure)
     except BaseException:
         _close(loaded)
         raise

@@ -80,40 +80,47 @@ def training(
         state: State, pool: Any, order: Order, keys: Any, first: Any, numbers: Any, active: Any, count: Any
     ) -> Any:
         width = active.shape[0]
-
-        def batch_of(places: Any, offset: Any, number: Any) -> Any:
-            chosen = jax.lax.dynamic_slice(places, (offset + number * size,), (size,))
-            return jax.tree.map(lambda leaf: leaf[chosen], pool)
+        places = _batches(order, steps, size, shared)
 
         def one(
-            carried: Any,
-            places: Any,
-            offset: Any,
-            key: Any,
-            start: Any,
-            numbers: Any,
-            active: Any,
-            number: Any,
+            carried: Any, chosen: Any, key: Any, start: Any, numbers: Any, active: Any, number: Any
         ) -> Any:
-            batch = places if shared else batch_of(places, offset, number)
+            batch = chosen if shared else _read(pool, chosen)
             return member(
                 carried, batch, key, start + number.astype(start.dtype), numbers, active & (number < count)
             )
 
-        axes = (0, None if shared else 0, 0, 0, 0, 0, 0, None)
+        axes = (0, None if shared else 0, 0, 0, 0, 0, None)
 
         def advance(carried: Any, number: Any) -> Any:
-            places = batch_of(order.places[0], order.offsets[0], number) if shared else order.places
-            carried = way.each(one, axes)(
-                carried, places, order.offsets, keys, first, numbers, active, number
-            )
-            return carried, None
+            chosen = jax.lax.dynamic_index_in_dim(places, number, keepdims=False)
+            read = _read(pool, chosen) if shared else chosen
+            return way.each(one, axes)(carried, read, keys, first, numbers, active, number), None
 
         sums = {name: jnp.zeros(width, kind) for name, kind in _scalars(gradient).items()}
         begun = (state, sums, jnp.zeros(width, jnp.int32), jnp.ones(width, bool))
         return _looped(advance, begun, steps)
 
     return run
+
+
+def _batches(order: Order, steps: int, size: int, shared: bool) -> Any:
+    """Places of so many batches: [steps, rows, size], or [steps, size] of what all rows read. Past the end of an order nobody looks."""
+    padded = jnp.pad(order.places, ((0, 0), (0, steps * size)))
+
+    def own(places: Any, offset: Any) -> Any:
+        return jax.lax.dynamic_slice(places, (offset,), (steps * size,)).reshape(steps, size)
+
+    if shared:
+        return own(padded[0], order.offsets[0])
+    return jnp.swapaxes(jax.vmap(own)(padded, order.offsets), 0, 1)
+
+
+def _read(pool: Any, places: Any) -> Any:
+    """The samples at these places, which are places in the pool: no need to see to that."""
+    return jax.tree.map(
+        lambda leaf: leaf.at[places].get(mode="promise_in_bounds", wrap_negative_indices=False), pool
+    )
 
 
 def evaluation(evaluate: Lifted, steps: int, size: int, way: Formulation) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ import jax
 from jax.experimental import serialize_executable
 
 from carpool import recall
+from carpool.adapters import xla
 from carpool.environment import cores
 
 _KEPT = 256
@@ -105,7 +106,7 @@ def _compiled(lowered: Any, device: Any) -> Any:
         return _read(name)
     except Exception:  # not there, or of another version: nothing depends on it but time
         pass
-    made = lowered.compile()
+    made = xla.compiled(lowered, device.platform)
     compiled.append(name)
     _write(name, made)
     return made
@@ -120,7 +121,7 @@ def _digest(lowered: Any, device: Any) -> str:
         _instructions() if device.platform == "cpu" else "",
     )
     versions = (jax.__version__, device.client.platform_version, place)
-    flags = os.environ.get("XLA_FLAGS", "")
+    flags = (os.environ.get("XLA_FLAGS", ""), tuple(xla.options(device.platform).items()))
     text = lowered.as_text()
     described = repr((versions, flags, str(lowered.in_tree), text))
     return hashlib.blake2b(described.encode(), digest_size=20).hexdigest()

@@ -22,6 +22,7 @@ from keras.src.layers.convolutional.base_conv_transpose import BaseConvTranspose
 from keras.src.layers.convolutional.base_depthwise_conv import BaseDepthwiseConv
 from keras.src.layers.convolutional.base_separable_conv import BaseSeparableConv
 
+from carpool.adapters import xla
 from carpool.adapters.jax.devices import device_of, names
 from carpool.adapters.keras.engine import Engine, Feed
 from carpool.adapters.keras.jax_program import chunk, epochs, steps_of
@@ -243,7 +244,7 @@ class JaxEngine(Engine):
         kept = _own_programs.setdefault(self._template, OrderedDict()) if self._is_own else _programs
         if key not in kept:
             lowered = jax.jit(make(), donate_argnums=(0,) if self._donates else ()).lower(*inputs)
-            kept[key] = self._pool.submit(lowered.compile)
+            kept[key] = self._pool.submit(xla.compiled, lowered, self._device.platform)
         kept.move_to_end(key)
         while len(kept) > _KEPT:
             kept.popitem(last=False)
