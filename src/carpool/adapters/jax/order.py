@@ -12,6 +12,8 @@ import numpy as np
 
 from carpool.random import ORDER_CALL, batch_order, philox
 
+_MOST = 0xFFFFFFFF
+
 
 def _product(word: Any, multiplier: int) -> tuple[Any, Any]:
     """High and low half of a 32 by 32 bit product, of 32-bit words alone: JAX has no longer ones unless it is told to."""
@@ -32,17 +34,19 @@ def shuffled(places: Any, lengths: np.ndarray, seeds: np.ndarray, epochs: np.nda
 
 @partial(jax.jit, static_argnums=0)
 def _shuffled(are_full: bool, places: Any, lengths: Any, seeds: Any, epochs: Any) -> Any:
-    def row(place: Any, length: Any, seed: Any, epoch: Any) -> Any:
-        positions = jnp.arange(len(place), dtype=jnp.uint32)
-        zero = positions * np.uint32(0)
-        counter = (positions, zero + np.uint32(ORDER_CALL), zero + epoch, zero)
-        words = philox(counter, (zero + seed[0], zero + seed[1]), np.uint32, _product)
-        keys = (words[0], words[1] >> 1)
-        if not are_full:
-            keys = ((positions >= length).astype(jnp.uint32), *keys)
-        return place[jax.lax.sort((*keys, positions), num_keys=len(keys))[-1]]
-
-    return jax.vmap(row)(places, lengths, seeds, epochs)
+    positions = jnp.broadcast_to(jnp.arange(places.shape[1], dtype=jnp.uint32), places.shape)
+    zero = positions * np.uint32(0)
+    counter = (positions, zero + np.uint32(ORDER_CALL), zero + epochs[:, None], zero)
+    key = (zero + seeds[:, :1], zero + seeds[:, 1:])
+    high, low, *_ = philox(counter, key, np.uint32, _product)
+    low = low >> 1
+    if not are_full:  # last, whatever their keys: equal ones stay in the order of their positions
+        beyond = positions >= lengths[:, None]
+        high, low = jnp.where(beyond, np.uint32(_MOST), high), jnp.where(beyond, np.uint32(_MOST >> 1), low)
+    # By the lower half, then by the upper one: a GPU has a fast sort for one key, and none for two.
+    _, order = jax.lax.sort((low, positions), num_keys=1)
+    _, order = jax.lax.sort((jnp.take_along_axis(high, order, 1), order), num_keys=1)
+    return jnp.take_along_axis(places, order, 1)
 
 
 def shuffled_on_host(

@@ -39,6 +39,8 @@ class Formulation(NamedTuple):
     """Given the function and its in_axes."""
     operators: Operators
     """What operations are replaced by."""
+    by_launch: bool = False
+    """Whether a row takes all steps of a launch before the next row takes its own, instead of all rows step by step."""
 
 
 def step_of(
@@ -81,27 +83,48 @@ def training(
     ) -> Any:
         width = active.shape[0]
         places = _batches(order, steps, size, shared)
+        sums = {name: jnp.zeros(width, kind) for name, kind in _scalars(gradient).items()}
+        begun = (state, sums, jnp.zeros(width, jnp.int32), jnp.ones(width, bool))
 
         def one(
-            carried: Any, chosen: Any, key: Any, start: Any, numbers: Any, active: Any, number: Any
+            carried: Any, batch: Any, key: Any, start: Any, numbers: Any, active: Any, number: Any
         ) -> Any:
-            batch = chosen if shared else _read(pool, chosen)
             return member(
                 carried, batch, key, start + number.astype(start.dtype), numbers, active & (number < count)
             )
 
-        axes = (0, None if shared else 0, 0, 0, 0, 0, None)
+        def launch(
+            carried: Any, places: Any, key: Any, start: Any, numbers: Any, active: Any
+        ) -> Any:  # of one row
+            def advance(carried: Any, number: Any) -> Any:
+                batch = _read(pool, _at(places, number))
+                return one(carried, batch, key, start, numbers, active, number), None
 
-        def advance(carried: Any, number: Any) -> Any:
-            chosen = jax.lax.dynamic_index_in_dim(places, number, keepdims=False)
-            read = _read(pool, chosen) if shared else chosen
-            return way.each(one, axes)(carried, read, keys, first, numbers, active, number), None
+            return _looped(advance, carried, steps)
 
-        sums = {name: jnp.zeros(width, kind) for name, kind in _scalars(gradient).items()}
-        begun = (state, sums, jnp.zeros(width, jnp.int32), jnp.ones(width, bool))
-        return _looped(advance, begun, steps)
+        def step(carried: Any, number: Any) -> Any:  # of all rows
+            chosen = _at(places, number)
+            if shared:
+                axes, read = (0, None, 0, 0, 0, 0, None), _read(pool, chosen)
+                mapped = way.each(one, axes)
+            else:
+                axes, read = (0, 0, 0, 0, 0, 0, None), chosen
+                mapped = way.each(
+                    lambda carried, chosen, *rest: one(carried, _read(pool, chosen), *rest), axes
+                )
+            return mapped(carried, read, keys, first, numbers, active, number), None
+
+        if way.by_launch:
+            own = places if shared else jnp.swapaxes(places, 0, 1)
+            axes = (0, None if shared else 0, 0, 0, 0, 0)
+            return way.each(launch, axes)(begun, own, keys, first, numbers, active)
+        return _looped(step, begun, steps)
 
     return run
+
+
+def _at(places: Any, number: Any) -> Any:
+    return jax.lax.dynamic_index_in_dim(places, number, keepdims=False)
 
 
 def _batches(order: Order, steps: int, size: int, shared: bool) -> Any:
@@ -189,8 +212,8 @@ def _in_turn(function: Any, axes: Any) -> Any:
 
 MAPPED = Formulation("mapped", _mapped, {})
 PRODUCT = Formulation("product", _mapped, {"conv_general_dilated": as_product})
-IN_TURN = Formulation("in turn", _in_turn, {})
-ALONE = Formulation("alone", _alone, {})
+IN_TURN = Formulation("in turn", _in_turn, {}, by_launch=True)
+ALONE = Formulation("alone", _alone, {}, by_launch=True)
 
 
 def _scalars(function: Lifted) -> dict[str, Any]:
