@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from carpool.adapters.base import Adapter
+from carpool.adapters.tensorflow.factories import makes_modules
 from carpool.errors import ModelError, sentence
 from carpool.job import Job
 
@@ -15,6 +16,7 @@ TABLE = {
     "keras": "carpool.adapters.keras.train:KerasAdapter",  # before torch: a Keras model on torch is a torch module too
     "torch": "carpool.adapters.torch.train:TorchAdapter",
     "jax": "carpool.adapters.jax.train:JaxAdapter",
+    "tensorflow": "carpool.adapters.tensorflow.train:TensorFlowAdapter",  # after Keras: a model of Keras is no plain module
     "loop": "carpool.adapters.loop.train:LoopAdapter",
 }
 
@@ -32,7 +34,7 @@ def claiming(model: Any) -> type[Adapter]:
             return load(name)
     raise ModelError(
         sentence(
-            "a model of torch, JAX or Keras, or a factory of one",
+            "a model of torch, JAX, Keras or TensorFlow, or a factory of one",
             f"{type(model).__name__}",
             "see Job.model",
         )
@@ -47,13 +49,15 @@ def has_weights(model: Any) -> bool:
 def for_factory(job: Job) -> type[Adapter]:
     """The adapter that will call a job's factory.
 
-    Keras' where the job holds arguments of `fit`, JAX's where its optimizer is one of optax or the factory needs an argument, a key, else
-    torch's.
+    Keras' where the job holds arguments of `fit`, JAX's where its optimizer is one of optax or the factory needs an argument, a key,
+    TensorFlow's where what the job names is TensorFlow's (`tensorflow/factories.py`), else torch's.
     """
     if job.fit is not None:
         return load("keras")
     optimizer = job.optimizer[0] if isinstance(job.optimizer, tuple) and job.optimizer else job.optimizer
     is_optax = type(optimizer).__module__.partition(".")[0] in ("optax", "flax") or _updates(job.optimizer)
+    if not is_optax and makes_modules(job):
+        return load("tensorflow")
     needs_key = job.optimizer is None and "jax" in sys.modules and _needs_one(job.model)
     return load("jax" if is_optax or needs_key else "torch")
 

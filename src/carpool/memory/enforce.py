@@ -58,6 +58,8 @@ class Begun:
     jax: tuple[str, ...] = ()
     """Its platforms other than the CPU, once they are initialised."""
     tensorflow: bool = False
+    tensorflow_gpus: int | None = None
+    """How many GPUs TensorFlow found, once it has looked for them; None where it was built without CUDA."""
     torch_bytes: int = 0
     """What torch's allocator has reserved on the current device."""
     torch_gpus: int | None = None
@@ -72,6 +74,7 @@ def begun() -> Begun:
     return Begun(
         jax=_jax_platforms(sys.modules),
         tensorflow=_tensorflow_begun(sys.modules),
+        tensorflow_gpus=_tensorflow_gpus(sys.modules),
         torch_bytes=torch.reserved_bytes() if torch else 0,
         torch_gpus=torch.initialised_gpus() if torch else None,
         is_visible_changed=_is_visible_changed(),
@@ -101,18 +104,21 @@ def too_late(
 
 
 def visible_changed_late(begun: Begun, visible: str | None, gpus: int) -> str | None:
-    """What is wrong where the process changed CUDA_VISIBLE_DEVICES and torch had its GPUs before that.
+    """What is wrong where the process changed CUDA_VISIBLE_DEVICES and torch or TensorFlow had its GPUs before that.
 
     A variable that nobody changed is never wrong: where a GPU is partitioned, CUDA counts in its own way.
     """
     shows = visible_gpus(visible, gpus)
-    if not begun.is_visible_changed or begun.torch_gpus in (None, shows):
+    if not begun.is_visible_changed:
         return None
-    return sentence(
-        "CUDA_VISIBLE_DEVICES to stay as it was when torch initialised CUDA",
-        f"{visible!r}, which shows {shows} of the machine's GPUs, while torch has initialised {begun.torch_gpus}",
-        "set os.environ['CUDA_VISIBLE_DEVICES'] before import torch, or in the shell",
-    )
+    for name, had in (("torch", begun.torch_gpus), ("tensorflow", begun.tensorflow_gpus)):
+        if had not in (None, shows):
+            return sentence(
+                f"CUDA_VISIBLE_DEVICES to stay as it was when {name} initialised CUDA",
+                f"{visible!r}, which shows {shows} of the machine's GPUs, while {name} has initialised {had}",
+                f"set os.environ['CUDA_VISIBLE_DEVICES'] before import {name}, or in the shell",
+            )
+    return None
 
 
 def visible_gpus(visible: str | None, gpus: int) -> int:
@@ -160,6 +166,15 @@ def _tensorflow_begun(modules: Mapping[str, ModuleType]) -> bool:
     if getattr(context, "_context_handle", None) is None:
         return False
     return bool(modules["tensorflow"].config.list_physical_devices("GPU"))
+
+
+def _tensorflow_gpus(modules: Mapping[str, ModuleType]) -> int | None:
+    """Nothing is initialised to ask."""
+    context = getattr(modules.get("tensorflow.python.eager.context"), "_context", None)
+    found = getattr(context, "_physical_devices", None)
+    if found is None or not modules["tensorflow"].test.is_built_with_cuda():
+        return None
+    return sum(device.device_type == "GPU" for device in found)
 
 
 def _limit_tensorflow(tensorflow: Any, policy: Policy, total_bytes: int) -> None:

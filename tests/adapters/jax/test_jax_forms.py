@@ -75,7 +75,7 @@ def test_a_nest_with_a_step_comes_back_as_such_a_nest():
     assert result.model["scale"] == 2.0
     np.testing.assert_array_equal(result.model["count"], given["count"])
     loops.close({word: result.model[word] for word in own}, own)
-    with pytest.raises(carpool.errors.ModelError, match="a model of torch, JAX or Keras"):
+    with pytest.raises(carpool.errors.ModelError, match="a model of torch, JAX, Keras or TensorFlow"):
         loops.trained(loops.job(Held(given), step=step))
 
 

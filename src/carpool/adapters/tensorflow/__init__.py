@@ -1,0 +1,1 @@
+"""TensorFlow 2 without Keras: modules and their own steps."""

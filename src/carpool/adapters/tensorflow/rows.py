@@ -1,0 +1,113 @@
+"""What sessions of all kinds do with the jobs in them: numbers of a launch, validation, best weights, states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from carpool.adapters.base import JobState, MetricRow
+from carpool.adapters.tensorflow import mirrored, program
+from carpool.adapters.tensorflow.arrays import Store
+from carpool.adapters.tensorflow.build import Built
+from carpool.adapters.tensorflow.program import HEAD, Program
+from carpool.adapters.tensorflow.state import Remembered, state_of, write
+
+
+class Rows:
+    """Jobs and a thread that runs their launches in order, while the caller goes on."""
+
+    def __init__(self, builts: Sequence[Built], store: Store, device: str) -> None:
+        self.builts, self._store, self.device = list(builts), store, device
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="carpool tensorflow")
+        self._last: Future[Any] | None = None
+        self._error: BaseException | None = None
+        self._best: dict[Built, Remembered] = {}
+        self._tests: dict[tuple[Built, int], Program] = {}
+        for built in self.builts:
+            if built.validation is not None:
+                self._validation(built)
+
+    # Launches
+
+    def submit(self, run: Program, *arguments: Any) -> Future[list[np.ndarray]]:
+        """What fails is not followed by what was enqueued behind it."""
+
+        def go() -> list[np.ndarray]:
+            if self._error is not None:
+                raise self._error
+            try:
+                with tf.device(self.device), mirrored.scope(self.builts[0].strategy):
+                    return run(*arguments)
+            except BaseException as error:
+                self._error = error
+                raise
+
+        self._last = self._thread.submit(go)
+        return self._last
+
+    def wait(self) -> None:
+        """Until nothing is enqueued; what failed there is told by its ticket."""
+        if self._last is not None:
+            self._last.exception()
+
+    def metric_row(self, row: int, vector: np.ndarray) -> MetricRow:
+        taken, samples, is_sound = vector[:HEAD]
+        sums = dict(zip(self.builts[row].names, vector[HEAD:].tolist(), strict=False))
+        return MetricRow(row, int(taken), int(samples), sums, diverged=not is_sound)
+
+    # Validation
+
+    def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
+        wanted = [(row, self.builts[row]) for row in rows if self.builts[row].validation is not None]
+        return tuple(MetricRow(row, 0, *self._totals(built)) for row, built in wanted)
+
+    def _totals(self, built: Built) -> tuple[int, Mapping[str, float]]:
+        parts = [self.submit(run, tf.constant(first)).result()[0] for run, first in self._validation(built)]
+        whole = np.sum(parts, axis=0)
+        return int(whole[1]), dict(zip(built.names, whole[HEAD:].tolist(), strict=True))
+
+    def _validation(self, built: Built) -> list[tuple[Program, int]]:
+        """Full batches, then the short last one, each with the sample that it begins at."""
+        assert built.validation is not None
+        length = built.validation.length
+        size = min(length, built.job.batch_size)
+        found = []
+        for batches, count, first in ((length // size, size, 0), (1, length % size, length - length % size)):
+            if count:
+                if (built, count) not in self._tests:
+                    leaves = self._store.all(self.device, built.validation)
+                    with mirrored.scope(built.strategy):
+                        self._tests[built, count] = program.validation(built, leaves, count, batches)
+                found.append((self._tests[built, count], first))
+        return found
+
+    # States
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self.wait()
+        for row in rows:
+            self._best[self.builts[row]] = Remembered(self.builts[row].variables)
+
+    def revert(self, rows: Sequence[int]) -> None:
+        """The model's variables; the optimizer stays where training ended."""
+        self.wait()
+        for row in rows:
+            if self.builts[row] in self._best:
+                self._best[self.builts[row]].put_back()
+
+    def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
+        self.wait()
+        return tuple(state_of(self.builts[row]) for row in rows)
+
+    def load(self, row: int, state: JobState) -> None:
+        self.wait()
+        write(self.builts[row], state)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._best.clear()
+        self._tests.clear()

@@ -1,0 +1,250 @@
+"""Jobs whose data is all there, stepped by one function: a job alone is a group of one. The user's own variables are the truth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from carpool.adapters.base import Check, FusedSession, JobState, MetricRow, Prepared, Ticket, Unstackable
+from carpool.adapters.tensorflow import mirrored, program
+from carpool.adapters.tensorflow.arrays import Arrays, Store
+from carpool.adapters.tensorflow.build import Built
+from carpool.adapters.tensorflow.check import compared
+from carpool.adapters.tensorflow.program import Program
+from carpool.adapters.tensorflow.reading import Reading
+from carpool.adapters.tensorflow.rows import Rows
+from carpool.adapters.tensorflow.state import Remembered
+from carpool.job import Job
+from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk
+from carpool.planning.trials import Trial
+
+_TIMED_STEPS = 8
+
+
+class RowsSession(FusedSession):
+    """Each row has a loop of its own in one function. Rows that have left take no steps in it."""
+
+    def __init__(
+        self,
+        builts: Sequence[Built],
+        store: Store,
+        device: str,
+        is_jit: bool,
+        prepared: Prepared = lambda *_: None,
+        remember: Callable[[Trial], None] = lambda trial: None,
+    ) -> None:
+        self._rows, self._store, self._device, self._is_jit = (
+            Rows(builts, store, device),
+            store,
+            device,
+            is_jit,
+        )
+        self._prepared, self._remember, self.width = prepared, remember, len(builts)
+        self._readings = [Reading(built.job, _arrays(built)) for built in builts]
+        self._programs: dict[int, Program] = {}
+        self._places = list(range(self.width))
+        """The loop of each row: a row keeps its loop when the group narrows."""
+        self._start = {built: Remembered((*built.variables, *built.others)) for built in builts}
+        self._left: set[Built] = set()
+        self.sizes = sorted({size for built in builts for size in _sizes(built)}, reverse=True)
+        """Of the batches that there will be."""
+        for size in self.sizes:
+            self._program(size)
+
+    # Programs
+
+    def _program(self, size: int) -> Program:
+        """For batches of this size, traced before training starts."""
+        if size not in self._programs:
+            began = time.perf_counter()
+            self._programs[size] = self._made(size)
+            is_compiled = self._is_jit and self._programs[size].plain_reason is None
+            self._prepared(size, self.width, is_compiled, time.perf_counter() - began)
+        return self._programs[size]
+
+    def _made(self, size: int) -> Program:
+        rows = [(built, self._store.all(self._device, _arrays(built))) for built in self._rows.builts]
+        with tf.device(self._device), mirrored.scope(self._rows.builts[0].strategy):
+            if not self._is_jit:
+                return program.training(rows, size, self._most(size), is_jit=False)
+            made = program.training(rows, size, self._most(size), is_jit=True)
+            try:
+                made(*_nothing(self.width, self._most(size), size))  # runs no step, which makes XLA compile
+            except tf.errors.ResourceExhaustedError:
+                raise
+            except Exception as error:
+                made = program.training(rows, size, self._most(size), is_jit=False)
+                made.plain_reason = f"XLA cannot compile it: {str(error).strip().splitlines()[0]}"
+        return made
+
+    def _most(self, size: int) -> int:
+        """Steps of a launch."""
+        full = [_arrays(built).length // size for built in self._rows.builts if built.job.batch_size == size]
+        return min(MAX_CHUNK_STEPS, max([1, *full]))
+
+    # Stepping
+
+    def advance(self, chunk: Chunk) -> Ticket:
+        done = chunk.shortened(min(chunk.steps, self._most(chunk.size)))
+        return Ticket(done, self._rows.submit(self._program(done.size), *self._arguments(done)))
+
+    def _arguments(self, chunk: Chunk) -> tuple[Any, Any, Any]:
+        orders, counts, firsts = _nothing(len(self._rows.builts), self._most(chunk.size), chunk.size)
+        for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
+            place = self._places[row]
+            orders[place, : chunk.steps] = self._readings[place].batches(cursor, chunk.steps, chunk.size)
+            counts[place], firsts[place] = chunk.steps, cursor.step
+        return tf.constant(orders), tf.constant(counts), tf.constant(firsts)
+
+    def done(self, ticket: Ticket) -> bool:
+        return ticket.payload.done()
+
+    def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:
+        vectors = ticket.payload.result()
+        found = [
+            self._rows.metric_row(self._places[row], vectors[self._places[row]]) for row in ticket.chunk.rows
+        ]
+        return self._numbered(found)
+
+    def _numbered(self, found: Sequence[MetricRow]) -> tuple[MetricRow, ...]:
+        """Rows by the numbers that the driver has for them."""
+        numbers = {place: row for row, place in enumerate(self._places)}
+        return tuple(
+            MetricRow(numbers[one.row], one.steps, one.samples, one.sums, one.diverged) for one in found
+        )
+
+    # Epochs and states
+
+    def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
+        return self._numbered(self._rows.evaluate(self._at(rows)))
+
+    def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
+        return
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self._rows.keep(self._at(rows))
+
+    def revert(self, rows: Sequence[int]) -> None:
+        self._rows.revert(self._at(rows))
+
+    def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
+        return self._rows.state(self._at(rows))
+
+    def load(self, row: int, state: JobState) -> None:
+        self._rows.load(self._places[row], state)
+
+    def _at(self, rows: Sequence[int]) -> list[int]:
+        return [self._places[row] for row in rows]
+
+    def leave(self, rows: Sequence[int]) -> tuple[JobState, ...]:
+        states = self.state(rows)
+        self._left |= {self._rows.builts[place] for place in self._at(rows)}
+        return states
+
+    def predict(self, inputs: Any, rows: Sequence[int] | None = None) -> Any:
+        raise NotImplementedError("call the modules")
+
+    def close(self) -> None:
+        self._rows.close()
+        self._programs.clear()
+        self._start.clear()
+
+    # What only groups need
+
+    def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
+        """The chunk's first step beside the same step of each row as Python runs it, operation by operation."""
+        if self.width == 1:
+            return Check(0, 0.0, None)
+        builts = [self._rows.builts[place] for place in self._at(rows)]
+        before = {built: Remembered((*built.variables, *built.others)) for built in self._rows.builts}
+        try:
+            self._rows.submit(self._program(chunk.size), *self._arguments(chunk.shortened(1))).result()
+            together = {built: [held.read().numpy() for held in built.variables] for built in builts}
+        finally:
+            for one in before.values():
+                one.put_back()
+        checks = []
+        for row, built in zip(rows, builts, strict=True):
+            cursor = chunk.cursors[chunk.rows.index(row)]
+            positions = self._readings[self._places[row]].batches(cursor, 1, chunk.size)[0]
+            checks.append(compared(built, positions, cursor.step, together[built], before[built]))
+        mismatch = next((check.mismatch for check in checks if check.mismatch is not None), None)
+        return Check(len(checks), max(check.max_difference for check in checks), mismatch)
+
+    def trial(self, chunk: Chunk) -> Trial | None:
+        """A launch of all rows beside one of a row alone, a step at a time; every variable is put back."""
+        if self.width == 1:
+            return None
+        steps = min(_TIMED_STEPS, self._most(chunk.size))
+        alone = RowsSession(self._rows.builts[:1], self._store, self._device, self._is_jit)
+        try:
+            together_s, alone_s = self._timed(chunk.size, steps), alone._timed(chunk.size, steps)
+        finally:
+            alone.close()
+        found = Trial(self.width, together_s / steps, alone_s / steps, self._is_jit)
+        self._remember(found)
+        return found
+
+    def _timed(self, size: int, steps: int) -> float:
+        """Seconds of such a launch: the shorter of two, after one that is not counted."""
+        before = [Remembered((*built.variables, *built.others)) for built in self._rows.builts]
+        orders, counts, firsts = _nothing(len(self._rows.builts), self._most(size), size)
+        counts[:] = steps
+        arguments = (tf.constant(orders), tf.constant(counts), tf.constant(firsts))
+        taken = []
+        try:
+            for _ in range(3):
+                began = time.perf_counter()
+                self._rows.submit(self._program(size), *arguments).result()
+                taken.append(time.perf_counter() - began)
+        finally:
+            for one in before:
+                one.put_back()
+        return min(taken[1:])
+
+    def join(self, row: int, job: Job, state: JobState | None = None) -> None:
+        raise NotImplementedError("a function of TensorFlow jobs takes no new members")
+
+    def copy(self, source: int, target: int) -> None:
+        self.load(target, self.state([source])[0])
+
+    def resize(self, width: int) -> Mapping[int, int]:
+        """Rows that have left take no time: the function stays as it is."""
+        here = [row for row in range(self.width) if self._rows.builts[self._places[row]] not in self._left]
+        gone = [row for row in range(self.width) if row not in here]
+        kept = (here + gone)[:width]
+        self._places = [self._places[row] for row in kept]
+        self.width = width
+        return {row: place for place, row in enumerate(kept)}
+
+    def disturbed(self, row: int) -> str | None:
+        return None  # its variables are the user's own: what a callback changes is changed
+
+    def abandon(self) -> None:
+        self._rows.wait()
+        for built, start in self._start.items():
+            if built not in self._left:
+                start.put_back()
+
+    def timing(self) -> tuple[float, float]:
+        return 0.0, 0.0  # nothing is gained by a narrower function
+
+
+def _nothing(width: int, most: int, size: int) -> tuple[Any, Any, Any]:
+    """Arguments with which no row takes a step."""
+    return np.zeros((width, most, size), np.int32), np.zeros(width, np.int32), np.zeros(width, np.int64)
+
+
+def _sizes(built: Built) -> set[int]:
+    length, size = _arrays(built).length, built.job.batch_size
+    return {min(size, length)} | ({length % size} - {0})
+
+
+def _arrays(built: Built) -> Arrays:
+    if not isinstance(built.data, Arrays):
+        raise Unstackable(f"{built.job.name!r} reads a stream")
+    return built.data

@@ -1,0 +1,42 @@
+"""The TensorFlow adapter keeps the promise: results do not depend on neighbours, order or strategy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from modules_zoo import MODELS, OPTIMIZERS, RANDOM, SCHEDULES, make_job, plain_loop, what_is_left
+
+from carpool.job import Job
+from carpool.result import Result
+from carpool.testing import AdapterConformance, Reference, Variant
+
+
+class TestModules(AdapterConformance):
+    models = tuple(MODELS)
+    optimizers = tuple(OPTIMIZERS)
+    schedulers = tuple(SCHEDULES)
+    random_models = RANDOM
+    fuses = tuple(MODELS)
+    fast_cases = 1
+    test_equals_the_plain_loop_full_cross = None  # type: ignore[assignment]  # each case is traced anew: pairs suffice
+
+    def job(self, model: str, optimizer: str, scheduler: str, variant: Variant, double: bool = True) -> Job:
+        return make_job(model, optimizer, scheduler, variant, double)
+
+    def reference(self, job: Job) -> Reference:
+        return plain_loop(job)
+
+    def left(self, result: Result) -> Reference:
+        return what_is_left(result)
+
+    def continued(self, job: Job, result: Result) -> Job:
+        return replace(job, model=result.model, optimizer=result.optimizer)
+
+    def reference_continued(self, job: Job) -> Reference:
+        return plain_loop(job, passes=2)
+
+
+@pytest.fixture(autouse=True)
+def quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
