@@ -237,18 +237,28 @@ def plain_loop(job: Job, passes: int = 1) -> Reference:
                 value = step(tf.constant(x[batch]), tf.constant(y[batch]), step_seed(job.seed, taken))
                 total, taken = total + float(value) * len(batch), taken + 1
             history.append(total / len(x))
-    return Reference(_weights(model), {"state": _slots(rule)}, (), history[-job.epochs :])
+    return Reference(_weights(model), {"state": _slots(rule, model)}, (), history[-job.epochs :])
 
 
 def what_is_left(result: Result) -> Reference:
-    return Reference(_weights(result.model), {"state": _slots(result.optimizer)}, (), result.history["loss"])
+    return Reference(
+        _weights(result.model), {"state": _slots(result.optimizer, result.model)}, (), result.history["loss"]
+    )
 
 
 def _weights(model: Any) -> dict[str, np.ndarray]:
     return {held.name: held.read().numpy() for held in variables(model)}
 
 
-def _slots(optimizer: Any) -> dict[str, np.ndarray]:
+def _slots(optimizer: Any, model: Any) -> dict[str, np.ndarray]:
+    if hasattr(
+        optimizer, "get_slot_names"
+    ):  # it lists its variables by names that depend on what was there before
+        return {
+            f"{name} {place}": optimizer.get_slot(variable, name).numpy()
+            for name in optimizer.get_slot_names()
+            for place, variable in enumerate(model.trainable_variables)
+        }
     found: Any = optimizer.variables
     given: Any = found() if callable(found) else found
     return {f"{i}": np.asarray(v) for i, v in enumerate(given)}

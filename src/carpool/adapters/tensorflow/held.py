@@ -60,7 +60,7 @@ def captured(functions: Sequence[Any], known: Iterable[Held]) -> tuple[Held, ...
         if id(handle) not in seen:
             seen.add(id(handle))
             kind = tf.DType(handle._handle_data.shape_and_type[0].dtype)
-            found.append(Held(f"{len(found)}", (handle,), kind))
+            found.append(Held(f"captured {len(found)}", (handle,), kind))
     return tuple(found)
 
 

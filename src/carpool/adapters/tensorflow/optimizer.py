@@ -39,15 +39,10 @@ def is_keras(optimizer: Any) -> bool:
 
 
 def slots(optimizer: Any) -> tuple[Held, ...]:
-    """The variables that the optimizer says are its own."""
-    found: Any = getattr(optimizer, "variables", ())
-    given: Any = found() if callable(found) else found
-    listed = list(given)
-    values = [variable.value if is_keras(optimizer) else variable for variable in listed]
-    named = [getattr(variable, "path", getattr(variable, "name", "")) for variable in listed]
-    return of_variables(
-        (f"{place}:{name}", value) for place, (name, value) in enumerate(zip(named, values, strict=True))
-    )
+    """The variables of a Keras optimizer, by their places: it names them after itself, and each is another. Others tell by what they capture."""
+    if not is_keras(optimizer):
+        return ()
+    return of_variables((f"{place}", one.value) for place, one in enumerate(optimizer.variables))
 
 
 def _scope(strategy: Any) -> AbstractContextManager[Any]:

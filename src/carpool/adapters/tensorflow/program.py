@@ -114,8 +114,7 @@ def single(built: Built) -> Program:
 
 
 def _called(once: Any, batch: Any, seed: Any) -> Any:
-    """A traced function is called with its leaves: it knows its nest."""
-    return once(*tf.nest.flatten(batch), seed)
+    return once(batch, seed)
 
 
 def _looped(step: Callable[[Any], Any], count: Any, numbers: int) -> Any:

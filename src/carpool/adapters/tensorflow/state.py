@@ -23,13 +23,12 @@ def state_of(built: Built, cursor: Cursor | None = None) -> JobState:
 
 def write(built: Built, state: JobState) -> None:
     _write(built.variables, state.model)
-    _write(built.others, state.optimizer.get(_OTHERS, {}))
+    _write(built.others, state.optimizer[_OTHERS])
 
 
 def _write(variables: tuple[Held, ...], values: Mapping[str, Any]) -> None:
     for held in variables:
-        if held.name in values:
-            held.write(values[held.name])
+        held.write(values[held.name])
 
 
 class Remembered:

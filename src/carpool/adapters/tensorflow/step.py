@@ -69,6 +69,9 @@ def scalars(job: Job, made: Any) -> dict[str, Any]:
         except (TypeError, ValueError):
             received = f"{name} is a {type(value).__name__}"
             raise LossError(says(job, f"{name} to be a number", received, "return a scalar tensor")) from None
+        if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
+            received = f"{name} is of {tensor.dtype.name}"
+            raise LossError(says(job, f"{name} to be a number", received, "return a scalar tensor"))
         if tensor.shape.rank != 0:
             received, remedy = f"shape {tensor.shape}", "reduce it, with tf.reduce_mean say"
             raise LossError(says(job, f"{name} to be a scalar", received, remedy))

@@ -125,7 +125,8 @@ class BatchSession(StreamSession):
     def advance(self, chunk: Chunk) -> Ticket:
         batch = self._tap.ready()[0].batch
         step = tf.constant(chunk.cursors[0].step, tf.int64)
-        future = self._rows.submit(self._program, *batch.leaves, step)
+        nest = tf.nest.pack_sequence_as(batch.nest, list(batch.leaves))
+        future = self._rows.submit(self._program, nest, step)
         self._tap.take(1)
         return Ticket(chunk, future)
 

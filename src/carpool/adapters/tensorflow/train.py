@@ -10,11 +10,13 @@ import tensorflow as tf
 
 from carpool.adapters.base import Adapter, JobState, Session, Trained
 from carpool.adapters.tensorflow import memory, trace
+from carpool.adapters.tensorflow.alone import Alone
 from carpool.adapters.tensorflow.arrays import Arrays, Store, build_arrays
 from carpool.adapters.tensorflow.build import Built, build
 from carpool.adapters.tensorflow.devices import check_place, chosen, place_of
 from carpool.adapters.tensorflow.fuse import Known, ModuleFuser
 from carpool.adapters.tensorflow.modules import is_module, variables
+from carpool.adapters.tensorflow.optimizer import is_optimizer
 from carpool.adapters.tensorflow.predict import predict
 from carpool.adapters.tensorflow.says import says
 from carpool.adapters.tensorflow.session import RowsSession
@@ -56,9 +58,14 @@ class TensorFlowAdapter(Adapter):
         return super().is_full(error) or isinstance(error, tf.errors.ResourceExhaustedError)
 
     def describe(self, job: Job) -> ModelSpec:
+        for thing in (job.model, job.optimizer):  # before anything is traced with what is another's
+            if is_module(thing) or is_optimizer(thing):
+                self._own(job, thing)
         with tf.device(place_of(self._place)):
             built = build(job, self._read)
-        self._refuse_shared(built)
+        for held in built.variables:
+            if held.trainable:
+                self._own(job, held.variable)
         reason = plain_reason(built, self.compile, place_of(self._place))
         signature = _signature(built)
         self._known[job] = Known(built, signature, reason)
@@ -93,29 +100,25 @@ class TensorFlowAdapter(Adapter):
             self._made[id(named)] = (named, make())
         return self._made[id(named)][1]
 
-    def _refuse_shared(self, built: Built) -> None:
-        """Raises where objects that training changes are another job's too."""
-        job = built.job
-        own = [built.model, *(held.variable for held in built.variables if held.trainable)]
-        for thing in (*own, *([built.optimizer] if built.optimizer is not None else [])):
-            _, other = self._owners.setdefault(id(thing), (thing, job))  # held, so that no id comes twice
-            if other is job:
-                continue
-            if thing is built.optimizer:
-                received = f"this {type(thing).__name__} in job {other.name!r} too"
-                remedy = "pass a function that makes one, such as lambda: keras.optimizers.Adam(1e-3)"
-                raise OptimizerError(says(job, "an optimizer of its own for each job", received, remedy))
-            shared = f"this {type(thing).__name__}" if thing is built.model else "some of its variables"
-            received = f"{shared} in job {other.name!r} too"
-            remedy = "pass a function that makes one, or a copy for each: copy.deepcopy(model)"
-            raise ModelError(says(job, "a model of its own for each job", received, remedy))
+    def _own(self, job: Job, thing: Any) -> None:
+        """Raises where what training changes is another job's too."""
+        _, other = self._owners.setdefault(id(thing), (thing, job))  # held, so that no id comes twice
+        if other is job:
+            return
+        whole = f"this {type(thing).__name__} in job {other.name!r} too"
+        if is_optimizer(thing):
+            remedy = "pass a function that makes one, such as lambda: keras.optimizers.Adam(1e-3)"
+            raise OptimizerError(says(job, "an optimizer of its own for each job", whole, remedy))
+        received = whole if is_module(thing) else f"some of its variables in job {other.name!r} too"
+        remedy = "pass a function that makes one, or a copy for each: copy.deepcopy(model)"
+        raise ModelError(says(job, "a model of its own for each job", received, remedy))
 
     def open(self, job: Job, device: str, plain: bool = False) -> Session:
         known = self._known[job]
         built, place = known.built, place_of(device)
         check_place(built, place)
         if isinstance(built.data, Arrays):
-            return RowsSession([built], self._store, place, is_jit=known.plain_reason is None)
+            return Alone(RowsSession([built], self._store, place, is_jit=known.plain_reason is None))
         kind = PipedSession if isinstance(built.data, Piped) else BatchSession
         return kind(built, self._store, place)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from carpool.adapters.tensorflow import trace
@@ -41,9 +43,14 @@ def _not_worth_it(built: Built, place: str) -> str | None:
 def _refused(built: Built) -> str | None:
     """What XLA says to the step, as far as that can be known without compiling it."""
     assert isinstance(built.data, Arrays)
-    step = tf.function(built.step, autograph=False, jit_compile=True)
+    batch = built.data.batch(built.first_size)
+
+    def step(*given: Any) -> Any:
+        return built.step(tf.nest.pack_sequence_as(batch, given[:-1]), given[-1])
+
     try:
-        step.experimental_get_compiler_ir(built.data.batch(built.first_size), SEED)(stage="hlo")
+        asked = tf.function(step, autograph=False, jit_compile=True)
+        asked.experimental_get_compiler_ir(*tf.nest.flatten(batch), SEED)(stage="hlo")
     except Exception as error:
         return f"XLA cannot compile them: {str(error).strip().splitlines()[0][:160]}"
     return None
