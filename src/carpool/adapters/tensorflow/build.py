@@ -90,7 +90,6 @@ def build(job: Job, read: Read) -> Built:
     if optimizer is None:
         _check_updates(job, own, probed)
     changed = trace.written(probed)
-    known = (*own, *slots(optimizer)) if optimizer is not None else own
     beside = (*own, *captured([probed], own))
     rest = [h for h in beside if not h.trainable and any(id(handle) in changed for handle in h.handles)]
     compute = objective(job, model, training=True)
@@ -109,10 +108,16 @@ def build(job: Job, read: Read) -> Built:
         strategy=strategy,
         random=trace.draws_globally(probed),
     )
-    stepped = built.once(built.first_size)
-    inside = slots(optimizer) if optimizer is not None else ()
-    built.others = (*inside, *captured([stepped], (*known, *inside)))
+    built.others = _others(built, slots(optimizer))
     return built
+
+
+def _others(built: Built, known: tuple[Held, ...]) -> tuple[Held, ...]:
+    """A strategy has variables of its own, in which no training is: beside it, an optimizer that lists its variables is believed."""
+    stepped = built.once(built.first_size)
+    if built.strategy is not None and known:
+        return known
+    return (*known, *captured([stepped], (*built.variables, *known)))
 
 
 def _step(
