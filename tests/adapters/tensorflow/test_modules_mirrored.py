@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from subprocesses import run
 
 COMPARE = """
@@ -83,5 +84,6 @@ def test_two_devices_end_where_one_ends():
     assert "the same" in run(COMPARE + CASES)
 
 
+@pytest.mark.slow
 def test_states_go_from_one_device_to_two():
     assert "an optimizer" in run(COMPARE + STATES)

@@ -46,20 +46,21 @@ class Built:
     """What else a step reads or writes: the optimizer's slots, states of random generators."""
     step: Callable[[Any, Any], tuple[Any, Any]]
     strategy: Any
+    is_exact: bool
+    """Whether its functions are traced for each size of a batch, because Python in them wants to know it."""
     random: str | None
     """The operation that draws from TensorFlow's global generator, if one does."""
     _steps: dict[Any, Any] = field(default_factory=dict)
-    _tests: dict[int, Any] = field(default_factory=dict)
+    _tests: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, size: int | None = None) -> Any:
         """The training step, traced for batches of this size; None: for batches of any size, or as the dataset says."""
         if size not in self._steps:
-            spec = _batch(self.data, size)
-            self._steps[size] = traced(self.job, self.step, spec)
+            self._steps[size] = traced(self.job, self.step, _batch(self.data, size))
         return self._steps[size]
 
-    def tested(self, size: int) -> Any:
-        """The validation of a batch, traced for this size."""
+    def tested(self, size: int | None) -> Any:
+        """The validation of a batch, likewise."""
         if size not in self._tests:
             assert self.validation is not None
             compute = objective(self.job, self.model, training=False)
@@ -68,9 +69,14 @@ class Built:
         return self._tests[size]
 
     @property
-    def first_size(self) -> int | None:
-        """Of the batches that a program of arrays is made for first."""
-        return min(self.job.batch_size, self.data.length) if isinstance(self.data, Arrays) else None
+    def any_size(self) -> int | None:
+        """What to trace the step for: None, for batches of any size, unless its Python wants to know how many samples there are."""
+        return self.first_size if self.is_exact else None
+
+    @property
+    def first_size(self) -> int:
+        """Of the batches that are read first; 0 where only the stream knows."""
+        return min(self.job.batch_size, self.data.length) if isinstance(self.data, Arrays) else 0
 
 
 def build(job: Job, read: Read) -> Built:
@@ -79,7 +85,7 @@ def build(job: Job, read: Read) -> Built:
     model = build_model(job)
     strategy = mirrored.strategy_of(variables(model))
     names: list[str] = []
-    probed = _probed(job, model, data, names, strategy)
+    probed, is_exact = _probed(job, model, data, names, strategy)
     own = variables(model)
     trained = [held.variable for held in own if held.trainable]
     if not trained:
@@ -106,6 +112,7 @@ def build(job: Job, read: Read) -> Built:
         others=(),
         step=_step(job, compute, trained, rest, optimizer, strategy),
         strategy=strategy,
+        is_exact=is_exact,
         random=trace.draws_globally(probed),
     )
     built.others = _others(built, slots(optimizer))
@@ -114,7 +121,7 @@ def build(job: Job, read: Read) -> Built:
 
 def _others(built: Built, known: tuple[Held, ...]) -> tuple[Held, ...]:
     """A strategy has variables of its own, in which no training is: beside it, an optimizer that lists its variables is believed."""
-    stepped = built.once(built.first_size)
+    stepped = built.once(built.any_size)
     if built.strategy is not None and known:
         return known
     return (*known, *captured([stepped], (*built.variables, *known)))
@@ -130,8 +137,11 @@ def _step(
     return training_step(compute, trained, rest, optimizer, job.clip_norm)
 
 
-def _probed(job: Job, model: Any, data: Data, names: list[str], strategy: Any) -> Any:
-    """What the step shows of a batch, traced and never run: modules that make their variables in their first call make them here."""
+def _probed(job: Job, model: Any, data: Data, names: list[str], strategy: Any) -> tuple[Any, bool]:
+    """What the step shows of a batch, traced and never run: modules that make their variables in their first call make them here.
+
+    Also, whether it can only be traced for batches of a known size.
+    """
     compute = objective(job, model, training=True)
 
     def shown(batch: Any, seed: Any) -> Any:
@@ -139,9 +149,17 @@ def _probed(job: Job, model: Any, data: Data, names: list[str], strategy: Any) -
         names[:] = values
         return packed(values)
 
-    size = min(job.batch_size, data.length) if isinstance(data, Arrays) else None
-    with mirrored.scope(strategy):
-        return traced(job, mirrored.on_one(shown, strategy), _batch(data, size))
+    def asked(size: int | None) -> Any:
+        with mirrored.scope(strategy):
+            return traced(job, mirrored.on_one(shown, strategy), _batch(data, size))
+
+    if not isinstance(data, Arrays) or strategy is not None:
+        exact = isinstance(data, Arrays)
+        return asked(min(job.batch_size, data.length) if isinstance(data, Arrays) else None), exact
+    try:
+        return asked(None), False
+    except Exception:  # where it raises with a size too, that is what is wrong with it
+        return asked(min(job.batch_size, data.length)), True
 
 
 def _batch(data: Data, size: int | None) -> Any:

@@ -6,12 +6,12 @@ Each job has a loop of its own, also where several are in one function: what a r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from carpool.adapters.tensorflow.arrays import Arrays
 from carpool.adapters.tensorflow.build import Built
 from carpool.adapters.tensorflow.seeds import seed_at, seed_word
 
@@ -31,24 +31,20 @@ class Program:
         return [found.numpy() for found in self._graph(*arguments)]
 
 
-def training(rows: Sequence[tuple[Built, Sequence[Any]]], size: int, most: int, is_jit: bool) -> Program:
-    """(orders [rows, most, size], counts [rows], first steps [rows]) to a vector for each row.
+def training(
+    rows: Sequence[tuple[Built, Sequence[Any]]], size: int | None, most: int, is_jit: bool
+) -> Program:
+    """(orders [rows, most, size], counts [rows], first steps [rows]) to a vector for each row; without a size, for any.
 
     A row is a job and its data on the device. One whose count is 0 does nothing.
     """
     steps = [(built, list(leaves), built.once(size), seed_word(built.job.seed)) for built, leaves in rows]
 
     def run(orders: Any, counts: Any, firsts: Any) -> list[Any]:
+        samples = tf.shape(orders)[2]
         made = []
         for row, (built, leaves, once, word) in enumerate(steps):
-            data = built.data
-            assert isinstance(data, Arrays)
-
-            def step(i: Any, row: int = row, data: Any = data, leaves: Any = leaves, once: Any = once, word: int = word) -> Any:  # fmt: skip
-                batch = data.gathered(leaves, orders[row, i])
-                seed = seed_at(word, firsts[row] + tf.cast(i, tf.int64))
-                return (*_called(once, batch, seed), size)
-
+            step = partial(_gathered, built.data, leaves, once, word, samples, orders[row], firsts[row])
             made.append(_looped(step, counts[row], len(built.names)))
         return made
 
@@ -61,21 +57,29 @@ def training(rows: Sequence[tuple[Built, Sequence[Any]]], size: int, most: int, 
     return Program(graph)
 
 
-def validation(built: Built, leaves: Sequence[Any], size: int, batches: int) -> Program:
-    """(first sample,) to the sums over so many batches, in the order of the data."""
+def _gathered(
+    data: Any, leaves: Any, once: Any, word: int, samples: Any, order: Any, first: Any, i: Any
+) -> Any:
+    """The i-th step of a launch: what the step shows, whether its loss is finite, and how many samples it had."""
+    batch = data.gathered(leaves, order[i])
+    return (*once(batch, seed_at(word, first + tf.cast(i, tf.int64))), samples)
+
+
+def validation(built: Built, leaves: Sequence[Any], size: int | None) -> Program:
+    """(first sample, batches, samples of each) to the sums over so many batches, in the order of the data; without a size, for any."""
     data, once = built.validation, built.tested(size)
     assert data is not None
     word = seed_word(built.job.seed)
 
-    def run(first: Any) -> list[Any]:
+    def run(first: Any, batches: Any, samples: Any) -> list[Any]:
         def step(i: Any) -> Any:
-            positions = first + i * size + tf.range(size)
-            return _called(once, data.gathered(leaves, positions), seed_at(word, i)), tf.constant(True), size
+            positions = first + i * samples + tf.range(samples if size is None else size)
+            return once(data.gathered(leaves, positions), seed_at(word, i)), tf.constant(True), samples
 
-        return [_looped(step, tf.constant(batches), len(built.names))]
+        return [_looped(step, batches, len(built.names))]
 
-    graph = tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec((), tf.int32))
-    return Program(graph)
+    whole = tf.TensorSpec((), tf.int32)
+    return Program(tf.function(run, autograph=False).get_concrete_function(whole, whole, whole))
 
 
 def piped(built: Built, iterator: Any, is_counted: bool) -> Program:
@@ -84,7 +88,7 @@ def piped(built: Built, iterator: Any, is_counted: bool) -> Program:
 
     def stepped(batch: Any, seed: Any) -> Any:
         size = tf.shape(tf.nest.flatten(batch)[0])[0]
-        return (*_called(once, batch, seed), size)
+        return (*once(batch, seed), size)
 
     def run(source: Any, count: Any, first: Any) -> list[Any]:
         def known(i: Any) -> Any:
@@ -103,7 +107,7 @@ def single(built: Built) -> Program:
     once, word = built.once(), seed_word(built.job.seed)
 
     def run(batch: Any, step: Any) -> list[Any]:
-        values, is_sound = _called(once, batch, seed_at(word, step))
+        values, is_sound = once(batch, seed_at(word, step))
         size = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float64)
         kept = tf.where(is_sound, values * size, 0.0)
         return [_vector(tf.cast(is_sound, tf.int32), tf.cast(size, tf.int32), is_sound, kept)]
@@ -111,10 +115,6 @@ def single(built: Built) -> Program:
     spec, _ = once.structured_input_signature[0]
     step = tf.TensorSpec((), tf.int64)
     return Program(tf.function(run, autograph=False).get_concrete_function(spec, step))
-
-
-def _called(once: Any, batch: Any, seed: Any) -> Any:
-    return once(batch, seed)
 
 
 def _looped(step: Callable[[Any], Any], count: Any, numbers: int) -> Any:

@@ -26,7 +26,7 @@ class Rows:
         self._last: Future[Any] | None = None
         self._error: BaseException | None = None
         self._best: dict[Built, Remembered] = {}
-        self._tests: dict[tuple[Built, int], Program] = {}
+        self._tests: dict[tuple[Built, int | None], Program] = {}
         for built in self.builts:
             if built.validation is not None:
                 self._validation(built)
@@ -66,24 +66,28 @@ class Rows:
         return tuple(MetricRow(row, 0, *self._totals(built)) for row, built in wanted)
 
     def _totals(self, built: Built) -> tuple[int, Mapping[str, float]]:
-        parts = [self.submit(run, tf.constant(first)).result()[0] for run, first in self._validation(built)]
+        parts = [
+            self.submit(run, *map(tf.constant, given)).result()[0] for run, given in self._validation(built)
+        ]
         whole = np.sum(parts, axis=0)
         return int(whole[1]), dict(zip(built.names, whole[HEAD:].tolist(), strict=True))
 
-    def _validation(self, built: Built) -> list[tuple[Program, int]]:
-        """Full batches, then the short last one, each with the sample that it begins at."""
+    def _validation(self, built: Built) -> list[tuple[Program, tuple[int, int, int]]]:
+        """Full batches, then the short last one: where each begins, how many there are, and their samples."""
         assert built.validation is not None
         length = built.validation.length
         size = min(length, built.job.batch_size)
-        found = []
-        for batches, count, first in ((length // size, size, 0), (1, length % size, length - length % size)):
-            if count:
-                if (built, count) not in self._tests:
-                    leaves = self._store.all(self.device, built.validation)
-                    with mirrored.scope(built.strategy):
-                        self._tests[built, count] = program.validation(built, leaves, count, batches)
-                found.append((self._tests[built, count], first))
-        return found
+        rest = length % size
+        parts = [(0, length // size, size), *([(length - rest, 1, rest)] if rest else [])]
+        return [(self._test(built, given[2] if built.is_exact else None), given) for given in parts]
+
+    def _test(self, built: Built, size: int | None) -> Program:
+        if (built, size) not in self._tests:
+            assert built.validation is not None
+            leaves = self._store.all(self.device, built.validation)
+            with mirrored.scope(built.strategy):
+                self._tests[built, size] = program.validation(built, leaves, size)
+        return self._tests[built, size]
 
     # States
 

@@ -45,7 +45,10 @@ class RowsSession(FusedSession):
         )
         self._prepared, self._remember, self.width = prepared, remember, len(builts)
         self._readings = [Reading(built.job, _arrays(built)) for built in builts]
-        self._programs: dict[int, Program] = {}
+        self._programs: dict[int | None, Program] = {}
+        self._is_exact = is_jit or any(built.is_exact for built in builts)
+        self._most = min(MAX_CHUNK_STEPS, max(_arrays(b).length // _first(b) for b in builts))
+        """Steps of a launch."""
         self._places = list(range(self.width))
         """The loop of each row: a row keeps its loop when the group narrows."""
         self._start = {built: Remembered((*built.variables, *built.others)) for built in builts}
@@ -58,42 +61,39 @@ class RowsSession(FusedSession):
     # Programs
 
     def _program(self, size: int) -> Program:
-        """For batches of this size, traced before training starts."""
-        if size not in self._programs:
+        """For batches of this size, traced before training starts: one for all sizes, where nobody has to know them."""
+        known = size if self._is_exact else None
+        if known not in self._programs:
             began = time.perf_counter()
-            self._programs[size] = self._made(size)
-            is_compiled = self._is_jit and self._programs[size].plain_reason is None
+            self._programs[known] = made = self._made(known)
+            is_compiled = self._is_jit and made.plain_reason is None
             self._prepared(size, self.width, is_compiled, time.perf_counter() - began)
-        return self._programs[size]
+        return self._programs[known]
 
-    def _made(self, size: int) -> Program:
+    def _made(self, size: int | None) -> Program:
         rows = [(built, self._store.all(self._device, _arrays(built))) for built in self._rows.builts]
         with tf.device(self._device), mirrored.scope(self._rows.builts[0].strategy):
             if not self._is_jit:
-                return program.training(rows, size, self._most(size), is_jit=False)
-            made = program.training(rows, size, self._most(size), is_jit=True)
+                return program.training(rows, size, self._most, is_jit=False)
+            assert size is not None
+            made = program.training(rows, size, self._most, is_jit=True)
             try:
-                made(*_nothing(self.width, self._most(size), size))  # runs no step, which makes XLA compile
+                made(*_nothing(self.width, self._most, size))  # runs no step, which makes XLA compile
             except tf.errors.ResourceExhaustedError:
                 raise
             except Exception as error:
-                made = program.training(rows, size, self._most(size), is_jit=False)
+                made = program.training(rows, size, self._most, is_jit=False)
                 made.plain_reason = f"XLA cannot compile it: {str(error).strip().splitlines()[0]}"
         return made
-
-    def _most(self, size: int) -> int:
-        """Steps of a launch."""
-        full = [_arrays(built).length // size for built in self._rows.builts if built.job.batch_size == size]
-        return min(MAX_CHUNK_STEPS, max([1, *full]))
 
     # Stepping
 
     def advance(self, chunk: Chunk) -> Ticket:
-        done = chunk.shortened(min(chunk.steps, self._most(chunk.size)))
+        done = chunk.shortened(min(chunk.steps, self._most))
         return Ticket(done, self._rows.submit(self._program(done.size), *self._arguments(done)))
 
     def _arguments(self, chunk: Chunk) -> tuple[Any, Any, Any]:
-        orders, counts, firsts = _nothing(len(self._rows.builts), self._most(chunk.size), chunk.size)
+        orders, counts, firsts = _nothing(len(self._rows.builts), self._most, chunk.size)
         for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
             place = self._places[row]
             orders[place, : chunk.steps] = self._readings[place].batches(cursor, chunk.steps, chunk.size)
@@ -179,7 +179,7 @@ class RowsSession(FusedSession):
         """A launch of all rows beside one of a row alone, a step at a time; every variable is put back."""
         if self.width == 1:
             return None
-        steps = min(_TIMED_STEPS, self._most(chunk.size))
+        steps = min(_TIMED_STEPS, self._most)
         alone = RowsSession(self._rows.builts[:1], self._store, self._device, self._is_jit)
         try:
             together_s, alone_s = self._timed(chunk.size, steps), alone._timed(chunk.size, steps)
@@ -192,7 +192,7 @@ class RowsSession(FusedSession):
     def _timed(self, size: int, steps: int) -> float:
         """Seconds of such a launch: the shorter of two, after one that is not counted."""
         before = [Remembered((*built.variables, *built.others)) for built in self._rows.builts]
-        orders, counts, firsts = _nothing(len(self._rows.builts), self._most(size), size)
+        orders, counts, firsts = _nothing(len(self._rows.builts), self._most, size)
         counts[:] = steps
         arguments = (tf.constant(orders), tf.constant(counts), tf.constant(firsts))
         taken = []
@@ -237,6 +237,10 @@ class RowsSession(FusedSession):
 def _nothing(width: int, most: int, size: int) -> tuple[Any, Any, Any]:
     """Arguments with which no row takes a step."""
     return np.zeros((width, most, size), np.int32), np.zeros(width, np.int32), np.zeros(width, np.int64)
+
+
+def _first(built: Built) -> int:
+    return min(built.job.batch_size, _arrays(built).length)
 
 
 def _sizes(built: Built) -> set[int]:

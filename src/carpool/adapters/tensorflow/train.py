@@ -75,7 +75,7 @@ class TensorFlowAdapter(Adapter):
             signature,
             _course(built),
             state_bytes=sum(held.nbytes for held in (*built.variables, *built.others)),
-            step_bytes=trace.output_bytes(built.once(built.first_size)),
+            step_bytes=trace.output_bytes(built.once(built.any_size)),
             data=tuple(_data(built).items()),
             budget_bytes=None if job.budget is None else size(job.budget),
             note=_note(built, reason),

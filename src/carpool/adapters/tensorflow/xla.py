@@ -32,7 +32,7 @@ def _not_worth_it(built: Built, place: str) -> str | None:
     steps = -(-built.data.length // built.job.batch_size) * built.job.epochs
     if steps < WORTH_STEPS:
         return f"{steps} steps are too few to pay for compiling"
-    once = built.once(built.first_size)
+    once = built.once(built.any_size)
     if trace.draws(once):
         return "they draw random numbers, and XLA would draw others"
     if place.startswith("CPU") and trace.convolves(once):
