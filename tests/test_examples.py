@@ -1,6 +1,8 @@
 """The examples run, are short, and print what they are about."""
 
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,15 +25,17 @@ SHOWS = {
     "jax_sweep.py": "val_loss",
     "jax_population.py": "of the better 8 together",
 }
+APART = {"tensorflow_modules.py": "together as alone"}
+"""Those that run in a process of their own, with Keras on TensorFlow."""
 JOBS_FILE = "jobs_file.py"
 MOST_LINES = 52
 
 
 def test_every_example_is_run_here():
-    assert {path.name for path in FOLDER.glob("*.py")} == {*SHOWS, JOBS_FILE}
+    assert {path.name for path in FOLDER.glob("*.py")} == {*SHOWS, *APART, JOBS_FILE}
 
 
-@pytest.mark.parametrize("name", [*SHOWS, JOBS_FILE])
+@pytest.mark.parametrize("name", [*SHOWS, *APART, JOBS_FILE])
 def test_an_example_is_short(name: str):
     assert len((FOLDER / name).read_text().splitlines()) <= MOST_LINES
 
@@ -40,6 +44,15 @@ def test_an_example_is_short(name: str):
 def test_an_example_runs(name: str, capsys: pytest.CaptureFixture[str]):
     runpy.run_path(str(FOLDER / name), run_name="__main__")
     assert SHOWS[name] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", APART)
+def test_an_example_runs_in_a_process_of_its_own(name: str):
+    environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, str(FOLDER / name)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert APART[name] in ended.stdout
 
 
 @pytest.mark.parametrize("command", ["plan", "train"])

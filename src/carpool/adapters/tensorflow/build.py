@@ -18,7 +18,7 @@ from carpool.adapters.tensorflow.optimizer import build_optimizer, slots
 from carpool.adapters.tensorflow.says import says
 from carpool.adapters.tensorflow.step import Objective, objective, own_step, packed, training_step
 from carpool.adapters.tensorflow.streams import Piped, Streamed
-from carpool.errors import JobError, LossError, ModelError, OptimizerError
+from carpool.errors import CarpoolError, JobError, LossError, ModelError, OptimizerError
 from carpool.job import Job
 
 SEED = tf.TensorSpec((2,), tf.int64)
@@ -156,10 +156,17 @@ def _probed(job: Job, model: Any, data: Data, names: list[str], strategy: Any) -
     if not isinstance(data, Arrays) or strategy is not None:
         exact = isinstance(data, Arrays)
         return asked(min(job.batch_size, data.length) if isinstance(data, Arrays) else None), exact
+    before = variables(model)
     try:
         return asked(None), False
-    except Exception:  # where it raises with a size too, that is what is wrong with it
-        return asked(min(job.batch_size, data.length)), True
+    except CarpoolError:
+        raise
+    except Exception:
+        if len(variables(model)) > len(before):  # what a trace that failed has created never gets a value
+            raise
+        return asked(
+            min(job.batch_size, data.length)
+        ), True  # what is wrong with it in any case is raised here
 
 
 def _batch(data: Data, size: int | None) -> Any:
