@@ -67,7 +67,7 @@ class TensorFlowAdapter(Adapter):
             if held.trainable:
                 self._own(job, held.variable)
         reason = plain_reason(built, self.compile, place_of(self._place))
-        signature = _signature(built)
+        signature = (*_signature(built), ("how it is compiled", "XLA" if reason is None else "plain"))
         self._known[job] = Known(built, signature, reason)
         return ModelSpec(
             str(job.name),

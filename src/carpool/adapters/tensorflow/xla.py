@@ -10,8 +10,8 @@ from carpool.adapters.tensorflow import trace
 from carpool.adapters.tensorflow.arrays import Arrays
 from carpool.adapters.tensorflow.build import SEED, Built
 
-WORTH_STEPS = 10_000
-"""Compiling takes half a second and saves some 50 µs a step of a small network on a CPU (docs/performance.md)."""
+WORTH_STEPS = 20_000
+"""Compiling took 1 to 4 s a job and saved 60 to 130 µs a step of a small network on two busy cores (docs/performance.md)."""
 
 
 def plain_reason(built: Built, compile: str | bool, place: str) -> str | None:
