@@ -73,7 +73,7 @@ class RowsSession(FusedSession):
     def _made(self, size: int | None) -> Program:
         rows = [(built, self._store.all(self._device, _arrays(built))) for built in self._rows.builts]
         with tf.device(self._device), mirrored.scope(self._rows.builts[0].strategy):
-            if not self._is_jit or size != self._rows.builts[0].first_size:
+            if not self._is_jit or size is None or size != self._rows.builts[0].first_size:
                 # The short last batch is one step of an epoch: compiling it would take as long again.
                 return program.training(rows, size, self._most, is_jit=False)
             made = program.training(rows, size, self._most, is_jit=True)
