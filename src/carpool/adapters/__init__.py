@@ -15,8 +15,11 @@ TABLE = {
     "keras": "carpool.adapters.keras.train:KerasAdapter",  # before torch: a Keras model on torch is a torch module too
     "torch": "carpool.adapters.torch.train:TorchAdapter",
     "jax": "carpool.adapters.jax.train:JaxAdapter",
+    "tensorflow-graph": "carpool.adapters.graph.train:GraphAdapter",
     "loop": "carpool.adapters.loop.train:LoopAdapter",
 }
+NEEDS = {"tensorflow-graph": "tensorflow"}
+"""The module that has made an adapter's models, where it is not of the adapter's name."""
 
 
 def load(name: str) -> type[Adapter]:
@@ -28,7 +31,7 @@ def load(name: str) -> type[Adapter]:
 def claiming(model: Any) -> type[Adapter]:
     """The adapter that takes this model. Only frameworks that are already imported can have made an object."""
     for name in TABLE:
-        if (name in sys.modules or name == "loop") and load(name).claims(model):
+        if (NEEDS.get(name, name) in sys.modules or name == "loop") and load(name).claims(model):
             return load(name)
     raise ModelError(
         sentence(
@@ -41,7 +44,9 @@ def claiming(model: Any) -> type[Adapter]:
 
 def has_weights(model: Any) -> bool:
     """Whether this is a model of some framework, and not what a loop of the user's own returned."""
-    return any(name in sys.modules and load(name).claims(model) for name in TABLE if name != "loop")
+    return any(
+        NEEDS.get(name, name) in sys.modules and load(name).claims(model) for name in TABLE if name != "loop"
+    )
 
 
 def for_factory(job: Job) -> type[Adapter]:
