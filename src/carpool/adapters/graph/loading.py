@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf import meta_graph_pb2
 
 from carpool.errors import FileError, ModelError, sentence
 
@@ -80,9 +81,20 @@ def saved_model(path: str | Path, signature: str, tags: Sequence[str]) -> Loaded
             str(Path(path) / "variables" / "variables"),
             meta.saver_def.SerializeToString(),
             _main(meta),
-            {one.tensor_info.name: str(Path(path) / "assets" / one.filename) for one in meta.asset_file_def},
+            {one.tensor_info.name: str(Path(path) / "assets" / one.filename) for one in _assets(meta)},
         ),
     )
+
+
+def _assets(meta: Any) -> list[Any]:
+    """Files that the graph reads: TensorFlow 1 wrote them among the collections."""
+    if meta.asset_file_def or "saved_model_assets" not in meta.collection_def:
+        return list(meta.asset_file_def)
+    found = []
+    for packed in meta.collection_def["saved_model_assets"].any_list.value:
+        found.append(meta_graph_pb2.AssetFileDef())
+        packed.Unpack(found[-1])
+    return found
 
 
 def _main(meta: Any) -> str | None:
