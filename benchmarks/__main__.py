@@ -1,4 +1,4 @@
-"""`python -m benchmarks [cpu|gpu|matrix|mix|loaders|memory|workers|keras|jax|readme]`: parse, run, print."""
+"""`python -m benchmarks [cpu|gpu|matrix|mix|loaders|memory|workers|keras|jax|tensorflow|readme]`: parse, run, print."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
             "memory": _memory,
             "keras": _keras,
             "jax": _jax,
+            "tensorflow": _tensorflow,
             "workers": _workers,
         }
         return runs[command](options)
@@ -49,14 +50,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "command",
         nargs="?",
-        choices=["cpu", "gpu", "matrix", "mix", "loaders", "memory", "workers", "keras", "jax", "readme"],
+        choices=[
+            "cpu",
+            "gpu",
+            "matrix",
+            "mix",
+            "loaders",
+            "memory",
+            "workers",
+            "keras",
+            "jax",
+            "tensorflow",
+            "readme",
+        ],
         help="default: gpu where there is one, else cpu",
     )
     parser.add_argument("--quick", action="store_true", help="a look in about a minute; never used by readme")
     parser.add_argument("--windows", type=int, default=5, help="alternating windows of every way (default 5)")
     parser.add_argument(
         "--rows",
-        help="only these: tiny,mlp,cnn,tfm, small-mlp,small-cnn; tiny:256 names a size; keras: three,members",
+        help="only these: tiny,mlp,cnn,tfm, small-mlp,small-cnn; tiny:256 names a size; keras: three,members; tensorflow: graphs",
     )
     parser.add_argument(
         "--budget-s", type=float, default=440.0, help="gpu: seconds to share among the rows (440)"
@@ -186,6 +199,18 @@ def _jax(options: argparse.Namespace) -> int:
     rows = options.rows.split(",") if options.rows else []
     found = jax_ensembles.run(rows, options.windows, options.quick, _say)
     return _plainly("jax", hardware.describe(device), found, options.out)
+
+
+def _tensorflow(options: argparse.Namespace) -> int:
+    """Each part is a module of its own, and a record of its own."""
+    from importlib import import_module
+
+    from benchmarks import hardware
+
+    for row in options.rows.split(",") if options.rows else ("graphs",):
+        found = import_module(f"benchmarks.tensorflow_{row}").run(options.windows, options.quick, _say)
+        _plainly(f"tensorflow-{row}", hardware.describe("cpu"), found, options.out)
+    return 0
 
 
 def _plainly(kind: str, hardware: dict, found: dict, folder: Path) -> int:

@@ -22,6 +22,7 @@ SHOWS = {
     "own_loop.py": "of the test images read rightly",
     "jax_sweep.py": "val_loss",
     "jax_population.py": "of the better 8 together",
+    "tensorflow_graphs.py": "of unseen digits read rightly",
 }
 JOBS_FILE = "jobs_file.py"
 MOST_LINES = 52

@@ -53,11 +53,17 @@ def _looping(x: Any) -> Any:
     return hidden @ last
 
 
+def _dropping(x: Any) -> Any:
+    """Random numbers in the graph: a session draws them from the graph's seed, whoever runs beside it."""
+    return _dense(tf.nn.dropout(x, rate=0.3))
+
+
 MODELS: Mapping[str, Callable[[Any], Any]] = {
     "dense": _dense,
     "wide": _wide,
     "convolving": _convolving,
     "looping": _looping,
+    "dropping": _dropping,
 }
 OPTIMIZERS: Mapping[str, Callable[[Any], Any]] = {
     "sgd": lambda rate: v1.train.GradientDescentOptimizer(rate),

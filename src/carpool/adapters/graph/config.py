@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
 
+from carpool.adapters.graph.denormals import Flushed, can_flush
 from carpool.memory import device
 from carpool.memory.size import Size, limit, shown
 
@@ -22,13 +24,23 @@ def config(base: Any = None, in_caller: bool = False, fraction: float | None = N
     made = tf.compat.v1.ConfigProto()
     if base is not None:
         made.CopyFrom(base)
-    if in_caller and not made.inter_op_parallelism_threads and not made.session_inter_op_thread_pool:
+    if (
+        in_caller
+        and can_flush()
+        and not made.inter_op_parallelism_threads
+        and not made.session_inter_op_thread_pool
+    ):
         made.inter_op_parallelism_threads = _IN_THE_CALLER
     if base is None or not base.HasField("gpu_options"):
         made.gpu_options.allow_growth = True
     if fraction is not None:
         made.gpu_options.per_process_gpu_memory_fraction = fraction
     return made
+
+
+def inside_of(made: Any) -> Callable[[], AbstractContextManager[Any]]:
+    """What runs of a session with this config happen in."""
+    return Flushed if made.inter_op_parallelism_threads == _IN_THE_CALLER and can_flush() else nullcontext
 
 
 def fraction_of(caps: Sequence[Size | None]) -> float | None:

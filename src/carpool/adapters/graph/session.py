@@ -16,7 +16,7 @@ import tensorflow as tf
 from carpool.adapters.base import DeviceFull, JobState, MetricRow, Session, StepFailure, Ticket
 from carpool.adapters.graph import values
 from carpool.adapters.graph.build import Built
-from carpool.adapters.graph.config import config
+from carpool.adapters.graph.config import config, inside_of
 from carpool.adapters.graph.explain import explained
 from carpool.adapters.graph.feeding import Arrays, Exhausted, Fed
 from carpool.adapters.graph.fetched import Fetched, scalars
@@ -58,7 +58,7 @@ class GraphSession(Session):
         self.schedules = built.saver is not None  # checkpoints are of an epoch's end
         made = config(built.model.config, in_caller=not built.waits, fraction=fraction)
         made.MergeFrom(_v1.ConfigProto(**(place or {})))
-        self._tf = _v1.Session(graph=built.graph, config=made)
+        self._tf, self._inside = _v1.Session(graph=built.graph, config=made), inside_of(made)
         self._steps: dict[tuple[Any, ...], Step] = {}
         self._fetched = Fetched(is_whole=not built.changes)
         self._best: Mapping[str, np.ndarray] = {}
@@ -240,7 +240,7 @@ class GraphSession(Session):
         if key not in self._steps:
             built = self._built
             fetches = {**built.fetches, **({_SUMMARY: built.summary} if summary else {})}
-            self._steps[key] = Step(self._tf, fed, fetches, built.train)
+            self._steps[key] = Step(self._tf, fed, fetches, built.train, self._inside)
         return self._steps[key]
 
     def _end(self, error: BaseException) -> None:
@@ -261,7 +261,7 @@ class GraphSession(Session):
             return ()
         done = Done()
         names = (*self._built.validation_constants, *data.arrays)
-        step = Step(self._tf, tuple(dict.fromkeys(names)), self._built.shown)
+        step = Step(self._tf, tuple(dict.fromkeys(names)), self._built.shown, inside=self._inside)
         for number in range(math.ceil(data.length / data.batch_size)):
             fed = data.batch(0, number)
             done.count(scalars(step({**self._built.validation_constants, **fed})), _size(fed))

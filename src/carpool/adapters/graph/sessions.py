@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from carpool.adapters.graph import copying, values
 from carpool.adapters.graph.config import config as make_config
-from carpool.adapters.graph.config import fraction_of, told
+from carpool.adapters.graph.config import fraction_of, inside_of, told
 from carpool.adapters.graph.model import Graph
 from carpool.adapters.graph.names import Names
 from carpool.adapters.graph.queues import Runners
@@ -28,7 +28,7 @@ class OpenSession:
 
     def __init__(self, name: str, names: Names, init: Any, made: Any, threads: int) -> None:
         self.name, self._names = name, names
-        self.tf = _v1.Session(graph=names.graph, config=made)
+        self.tf, self._inside = _v1.Session(graph=names.graph, config=made), inside_of(made)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"carpool session {name}")
         self._runners: Runners | None = None
         try:
@@ -41,8 +41,9 @@ class OpenSession:
 
     def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
         """What `tf.compat.v1.Session.run` returns; fetches and keys may be names."""
-        feeds = {self._names.tensor(one, "feed_dict"): value for one, value in (feed_dict or {}).items()}
-        return self.tf.run(self._element(fetches), feeds)
+        wanted, feeds = _elements(fetches, self._names), _feeds(feed_dict or {}, self._names)
+        with self._inside():
+            return self.tf.run(wanted, feeds)
 
     def run_async(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Future[Any]:
         """The same in the session's own thread: a future of it."""
@@ -51,16 +52,6 @@ class OpenSession:
     def variables(self) -> dict[str, Any]:
         """The variables' values by name."""
         return values.read(self.tf)
-
-    def _element(self, nest: Any) -> Any:
-        if isinstance(nest, Mapping):
-            return {key: self._element(one) for key, one in nest.items()}
-        if isinstance(nest, tuple | list):
-            made = [self._element(one) for one in nest]
-            return type(nest)(*made) if hasattr(nest, "_fields") else type(nest)(made)
-        if isinstance(nest, tf.SparseTensor | tf.RaggedTensor):
-            return nest
-        return self._names.element(nest, "fetches")
 
     def close(self) -> None:
         """Ends what is running and forgets what waits."""
@@ -171,12 +162,31 @@ def run(
     if session is not None:
         names = Names(session.graph)
         with ThreadPoolExecutor(len(fetches)) as threads:
-            held = OpenSession.__new__(OpenSession)
-            held.name, held._names, held.tf, held._threads = "yours", names, session, threads
-            return _gathered({name: held.run_async(one, fed[name]) for name, one in fetches.items()})
+            return _gathered(
+                {
+                    name: threads.submit(session.run, _elements(one, names), _feeds(fed[name], names))
+                    for name, one in fetches.items()
+                }
+            )
     with sessions({"all": graph}, init=init, threads=len(fetches)) as opened:
         one = opened["all"]
         return _gathered({name: one.run_async(wanted, fed[name]) for name, wanted in fetches.items()})
+
+
+def _elements(nest: Any, names: Names) -> Any:
+    """What is fetched, in the form that it was asked for."""
+    if isinstance(nest, Mapping):
+        return {key: _elements(one, names) for key, one in nest.items()}
+    if isinstance(nest, tuple | list):
+        made = [_elements(one, names) for one in nest]
+        return type(nest)(*made) if hasattr(nest, "_fields") else type(nest)(made)
+    if isinstance(nest, tf.SparseTensor | tf.RaggedTensor):
+        return nest
+    return names.element(nest, "fetches")
+
+
+def _feeds(given: Mapping[Any, Any], names: Names) -> dict[Any, Any]:
+    return {names.tensor(one, "feed_dict"): value for one, value in given.items()}
 
 
 def _gathered(asked: Mapping[str, Future[Any]]) -> dict[str, Any]:

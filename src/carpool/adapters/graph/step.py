@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -15,8 +16,15 @@ class Step:
     """Fetches and operations of a session's graph, to be run with these tensors fed."""
 
     def __init__(
-        self, session: Any, fed: Sequence[str], fetches: Mapping[str, Any], also: Sequence[Any] = ()
+        self,
+        session: Any,
+        fed: Sequence[str],
+        fetches: Mapping[str, Any],
+        also: Sequence[Any] = (),
+        inside: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
+        """`inside` is what each run happens in."""
+        self._inside = inside
         tensors = {word: one.name for word, one in fetches.items() if not isinstance(one, tf.Operation)}
         operations = [one for one in (*fetches.values(), *also) if isinstance(one, tf.Operation)]
         beside = [one.name for one in also if not isinstance(one, tf.Operation)]
@@ -34,6 +42,8 @@ class Step:
 
     def __call__(self, fed: Fed) -> dict[str, Any]:
         """What was fetched, by name."""
-        made = self._call(*[fed[name] for name in self._fed])
+        given = [fed[name] for name in self._fed]
+        with self._inside():
+            made = self._call(*given)
         found = {word: made[place] for word, place in zip(self._words, self._places, strict=True)}
         return {**found, **{word: fed[name] for word, name in self._given.items()}} if self._given else found
