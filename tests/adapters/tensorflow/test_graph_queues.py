@@ -88,8 +88,7 @@ def test_what_a_runner_raises_is_the_jobs_failure():
     assert results["sound"].steps == 30
 
 
-def test_a_step_that_waits_for_ever_is_ended_with_the_run(monkeypatch: pytest.MonkeyPatch):
-    """A neighbour's failure ends the run; a queue that nobody fills does not keep it."""
+def test_ctrl_c_ends_a_step_that_waits_for_ever(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sessions, "_STUCK_S", 0.2)
 
     def waiting() -> dict[str, Any]:
