@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--windows", type=int, default=5, help="alternating windows of every way (default 5)")
     parser.add_argument(
         "--rows",
-        help="only these: tiny,mlp,cnn,tfm, small-mlp,small-cnn; tiny:256 names a size; keras: three,members; tensorflow: modules",
+        help="only these: tiny,mlp,cnn,tfm, small-mlp,small-cnn; tiny:256 names a size; keras: three,members; tensorflow: modules,graphs",
     )
     parser.add_argument(
         "--budget-s", type=float, default=440.0, help="gpu: seconds to share among the rows (440)"
@@ -202,12 +202,14 @@ def _jax(options: argparse.Namespace) -> int:
 
 
 def _tensorflow(options: argparse.Namespace) -> int:
-    from benchmarks import hardware, tensorflow_modules
+    """Each part is a module of its own, and a record of its own."""
+    from importlib import import_module
 
-    rows = {"modules": tensorflow_modules.run}
+    from benchmarks import hardware
+
     ended = 0
-    for row in options.rows.split(",") if options.rows else rows:
-        found = rows[row](options.windows, options.quick, _say)
+    for row in options.rows.split(",") if options.rows else ("modules", "graphs"):
+        found = import_module(f"benchmarks.tensorflow_{row}").run(options.windows, options.quick, _say)
         ended |= _plainly(f"tensorflow-{row}", hardware.describe("cpu"), found, options.out)
     return ended
 

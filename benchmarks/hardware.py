@@ -11,7 +11,7 @@ from typing import Any
 
 import carpool
 
-PACKAGES = ("torch", "triton", "jax", "jaxlib", "numpy")
+PACKAGES = ("torch", "triton", "jax", "jaxlib", "numpy", "tensorflow", "tensorflow-cpu")
 
 
 def describe(device: str) -> dict[str, Any]:

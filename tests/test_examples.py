@@ -24,6 +24,7 @@ SHOWS = {
     "own_loop.py": "of the test images read rightly",
     "jax_sweep.py": "val_loss",
     "jax_population.py": "of the better 8 together",
+    "tensorflow_graphs.py": "of unseen digits read rightly",
 }
 APART = {"tensorflow_modules.py": "together as alone"}
 """Those that run in a process of their own, with Keras on TensorFlow."""

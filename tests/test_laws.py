@@ -83,7 +83,7 @@ def test_only_an_adapter_imports_its_framework(path: Path):
         }.get(path.name, set())
     if where.startswith("adapters/keras/"):  # a file named after a backend imports it, the rest Keras alone
         allowed = {"keras", path.name.partition("_")[0]}
-    if where.startswith("adapters/tensorflow/"):
+    if where.startswith(("adapters/tensorflow/", "adapters/graph/")):
         allowed = {"tensorflow"}
     assert tops(path) & FRAMEWORKS <= allowed
 

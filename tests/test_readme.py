@@ -24,6 +24,7 @@ WITH_CODE = (
     "docs/memory.md",
     "docs/own-loop.md",
     "docs/process-memory.md",
+    "docs/tensorflow-graphs.md",
     "docs/workers.md",
 )
 XLA = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION")

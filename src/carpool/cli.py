@@ -158,10 +158,15 @@ def execute(
         bool | None,
         typer.Option("--mps/--no-mps", help="Share the GPU through CUDA MPS; on where it is there."),
     ] = None,
+    tf1: Annotated[
+        bool,
+        typer.Option("--tf1", help="They were written for TensorFlow 1: give them tensorflow.compat.v1."),
+    ] = False,
 ) -> None:
     """Run unmodified scripts side by side; the exit code is 1 when some of them failed."""
     with _one_line_errors(), Bell() as bell:
         found = scripts.parse(words, grid or ())
+        found = scripts.for_tf1(found) if tf1 else found
         scripts.check(found)
         wanted = Wanted(memory, jobs, share, logs)
         device, is_gpu = found_device()

@@ -31,10 +31,15 @@ class Script:
     target: str
     arguments: tuple[str, ...] = ()
     is_module: bool = False
+    is_tf1: bool = False
+    """Whether it was written for TensorFlow 1."""
 
     @property
     def command(self) -> tuple[str, ...]:
         """What to run: Python code with this Python, anything else as it is."""
+        if self.is_tf1:
+            named = ("-m", self.target) if self.is_module else (self.target,)
+            return (sys.executable, "-m", "carpool.process.tf1", *named, *self.arguments)
         if self.is_module:
             return (sys.executable, "-m", self.target, *self.arguments)
         python = (sys.executable,) if self.target.endswith(".py") else ()
@@ -77,6 +82,20 @@ def parse(words: Sequence[str], axes: Sequence[str] = ()) -> tuple[Script, ...]:
     cells = _cells(axes)
     made = [_in_cell(script, cell) for script in map(_script, _split(words)) for cell in cells]
     return tuple(_told_apart(made))
+
+
+def for_tf1(scripts: Sequence[Script]) -> tuple[Script, ...]:
+    """The same for programs of TensorFlow 1; only Python code can be given another TensorFlow.
+
+    >>> for_tf1([Script("train", "train.py")])[0].command[1:]
+    ('-m', 'carpool.process.tf1', 'train.py')
+    """
+    for script in scripts:
+        if not (script.is_module or script.target.endswith(".py")):
+            raise OptionError(
+                sentence("Python files and modules with --tf1", script.target, "leave --tf1 out for it")
+            )
+    return tuple(replace(script, is_tf1=True) for script in scripts)
 
 
 def check(scripts: Sequence[Script]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch.nn import functional as F
 
@@ -71,9 +72,8 @@ def test_interrupted_with_nobody_listening_the_history_is_there():
             callbacks=[stop],
         )
     )
-    try:
+    with pytest.raises(carpool.Interrupted) as raised:
         carpool.train(asked, reporters=[])
-    except carpool.Interrupted as interrupted:
-        results = interrupted.results
+    results = raised.value.results
     assert all(len(result.history.get("loss", ())) <= 4 for result in results)
     assert any(result.history for result in results if result.name != "watched")

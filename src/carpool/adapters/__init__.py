@@ -17,8 +17,11 @@ TABLE = {
     "torch": "carpool.adapters.torch.train:TorchAdapter",
     "jax": "carpool.adapters.jax.train:JaxAdapter",
     "tensorflow": "carpool.adapters.tensorflow.train:TensorFlowAdapter",  # after Keras: a model of Keras is no plain module
+    "tensorflow-graph": "carpool.adapters.graph.train:GraphAdapter",
     "loop": "carpool.adapters.loop.train:LoopAdapter",
 }
+NEEDS = {"tensorflow-graph": "tensorflow"}
+"""The module that has made an adapter's models, where it is not of the adapter's name."""
 
 
 def load(name: str) -> type[Adapter]:
@@ -30,7 +33,7 @@ def load(name: str) -> type[Adapter]:
 def claiming(model: Any) -> type[Adapter]:
     """The adapter that takes this model. Only frameworks that are already imported can have made an object."""
     for name in TABLE:
-        if (name in sys.modules or name == "loop") and load(name).claims(model):
+        if (NEEDS.get(name, name) in sys.modules or name == "loop") and load(name).claims(model):
             return load(name)
     raise ModelError(
         sentence(
@@ -43,7 +46,9 @@ def claiming(model: Any) -> type[Adapter]:
 
 def has_weights(model: Any) -> bool:
     """Whether this is a model of some framework, and not what a loop of the user's own returned."""
-    return any(name in sys.modules and load(name).claims(model) for name in TABLE if name != "loop")
+    return any(
+        NEEDS.get(name, name) in sys.modules and load(name).claims(model) for name in TABLE if name != "loop"
+    )
 
 
 def for_factory(job: Job) -> type[Adapter]:

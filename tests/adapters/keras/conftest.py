@@ -13,7 +13,9 @@ if os.environ["KERAS_BACKEND"] == "jax":  # models of one kind are compiled once
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="carpool-jax-"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # a GPU rounds products to TF32 otherwise
+    os.environ.setdefault(
+        "JAX_DEFAULT_MATMUL_PRECISION", "highest"
+    )  # a GPU rounds products to TF32 otherwise
 
 CROSSES = {
     "test_models_of_every_kind",
