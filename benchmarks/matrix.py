@@ -27,7 +27,6 @@ SAMPLE = 8
 NOTES = (
     "carpool's figure is a whole call of `carpool.train` with nothing but its defaults: jobs built, planned, probed, trained, read.",
     "Taking turns is a plain eager loop; of many jobs it trains a sample, 8 on a CPU and 2 on a GPU.",
-    "Of 64 saturating jobs on a GPU the first call, which is not counted, trains 8: a whole one takes over a minute.",
     "Different jobs have hidden layers of different widths, so no two have one structure.",
 )
 
@@ -127,11 +126,7 @@ def _row(weight: Weight, count: int, same: bool, device: str, windows: int) -> R
             torch.cuda.synchronize(device)
         return len(chosen) * weight.epochs * (weight.samples // weight.batch_size)
 
-    is_long = device.startswith("cuda") and weight.word == "saturating" and count > SAMPLE
-    ways = [
-        Auto(jobs, device, count, SAMPLE if is_long else None),
-        Called("taking turns", min(count, sample), in_turn),
-    ]
+    ways = [Auto(jobs, device, count), Called("taking turns", min(count, sample), in_turn)]
     measured = measure(ways, windows)
     one = weight.workload(0)
     title = f"{one.title}, {'one structure' if same else 'each its own'}"
@@ -143,23 +138,20 @@ class Auto(Way):
 
     name = OURS
 
-    def __init__(
-        self, jobs: Callable[[], Sequence[carpool.Job]], device: str, members: int, first: int | None = None
-    ) -> None:
-        """`first`: how many jobs the call that is not counted trains, all of them unless told."""
-        self._jobs, self._device, self.members, self._first = jobs, device, members, first
+    def __init__(self, jobs: Callable[[], Sequence[carpool.Job]], device: str, members: int) -> None:
+        self._jobs, self._device, self.members = jobs, device, members
         self._steady: list[Window] = []
         self._notes: dict[str, None] = {}
 
     def prepare(self) -> Window:
-        return timed(lambda: self._train(self._first))
+        return timed(self._train)
 
     def window(self) -> Window:
         return timed(self._train)
 
-    def _train(self, most: int | None = None) -> int:
+    def _train(self) -> int:
         watch = Stopwatch()
-        results = carpool.train(self._jobs()[:most], device=self._device, reporters=[watch])
+        results = carpool.train(self._jobs(), device=self._device, reporters=[watch])
         if (window := watch.window()) is not None:
             self._steady.append(window)
         kinds = {result.strategy for result in results}
