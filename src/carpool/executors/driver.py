@@ -36,8 +36,8 @@ from carpool.events import (
     unheard,
 )
 from carpool.executors.books import Books
+from carpool.executors.cohort import Cohort, chunk_of, cohorts, moved
 from carpool.executors.member import Member
-from carpool.executors.pace import Pace, chunk_of, moved, paces
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Supply, most_steps
 from carpool.planning.widths import repacked, spread
 from carpool.result import Outcome
@@ -74,7 +74,7 @@ class Driver:
     ) -> None:
         self._session = session
         self._members = dict(enumerate(members))
-        self._paces = paces(self._members)
+        self._cohorts = cohorts(self._members)
         self._books = Books()
         self._finish = finish
         self._emit = emit
@@ -97,7 +97,7 @@ class Driver:
         if measure:
             self._try()  # before the check, which costs more
         yield from self._check_first_steps()
-        while any(not pace.through for pace in self._paces):
+        while any(not cohort.through for cohort in self._cohorts):
             chunk = self._cut(self._most_steps())
             if chunk is None:
                 yield self._has_supply
@@ -128,47 +128,47 @@ class Driver:
 
     def _regroup(self) -> None:
         """After members left, or parted ways."""
-        self._paces = paces(self._members)
+        self._cohorts = cohorts(self._members)
 
     def _cut(self, max_steps: int, rows: Collection[int] | None = None) -> Chunk | None:
         """The next chunk of what can run now, of these rows or of all."""
         found = [
-            (pace, supply)
-            for pace, supply in self._supplies()
-            if rows is None or not pace.held.isdisjoint(rows)
+            (cohort, supply)
+            for cohort, supply in self._supplies()
+            if rows is None or not cohort.held.isdisjoint(rows)
         ]
         chunk = chunk_of(found, max_steps)
         if chunk is None or rows is None or frozenset(rows).issuperset(chunk.rows):
             return chunk
         return chunk.of(rows)
 
-    def _asked(self) -> list[tuple[Pace, Supply | BaseException]]:
+    def _asked(self) -> list[tuple[Cohort, Supply | BaseException]]:
         """What can run now, or what its input raised."""
-        going = [pace for pace in self._paces if not pace.through]
-        streamed = [pace.rows[0] for pace in going if pace.course.streamed]
+        going = [cohort for cohort in self._cohorts if not cohort.through]
+        streamed = [cohort.rows[0] for cohort in going if cohort.course.streamed]
         there = self._session.supply(streamed) if streamed else {}
-        found: list[tuple[Pace, Supply | BaseException]] = []
-        for pace in going:
-            if not pace.course.streamed:
-                found.append((pace, pace.course.supply(pace.cursor.batch)))
-            elif pace.rows[0] in there:
-                found.append((pace, there[pace.rows[0]]))
+        found: list[tuple[Cohort, Supply | BaseException]] = []
+        for cohort in going:
+            if not cohort.course.streamed:
+                found.append((cohort, cohort.course.supply(cohort.cursor.batch)))
+            elif cohort.rows[0] in there:
+                found.append((cohort, there[cohort.rows[0]]))
         return found
 
-    def _supplies(self) -> list[tuple[Pace, Supply]]:
+    def _supplies(self) -> list[tuple[Cohort, Supply]]:
         """What can run now. Rows whose input raised fail."""
         found = self._asked()
-        errors = {pace.rows[0]: one for pace, one in found if isinstance(one, BaseException)}
+        errors = {cohort.rows[0]: one for cohort, one in found if isinstance(one, BaseException)}
         if errors:
             self._settle_now()
             self._fail(errors)
-        known = {pace.rows: one for pace, one in found if isinstance(one, Supply)}
-        return [(pace, known[pace.rows]) for pace in self._paces if pace.rows in known]
+        known = {cohort.rows: one for cohort, one in found if isinstance(one, Supply)}
+        return [(cohort, known[cohort.rows]) for cohort in self._cohorts if cohort.rows in known]
 
     def _has_supply(self) -> bool:
         """Whether some row can run, or has input that raises; or there is nothing left to wait for."""
         try:
-            return all(pace.through for pace in self._paces) or bool(self._asked())
+            return all(cohort.through for cohort in self._cohorts) or bool(self._asked())
         except Unstackable:
             return True
 
@@ -192,8 +192,8 @@ class Driver:
             ticket, full = raised.ticket, raised
         done = ticket.chunk
         self._move(ticket)
-        going = [pace for pace in self._paces if not pace.held.isdisjoint(done.ends)]
-        waits = any(self._session.schedules or pace.decides or pace.through for pace in going)
+        going = [cohort for cohort in self._cohorts if not cohort.held.isdisjoint(done.ends)]
+        waits = any(self._session.schedules or cohort.decides or cohort.through for cohort in going)
         self._pending.append((ticket, not waits and self._emit is unheard))
         self._emit(GroupAdvanced(self._group, done.steps * len(done.rows)))
         self._report_input(done)
@@ -208,7 +208,7 @@ class Driver:
     def _move(self, ticket: Ticket) -> None:
         """Moves the rows of a chunk that was enqueued."""
         done = ticket.chunk
-        if not ticket.final and moved(self._paces, done):
+        if not ticket.final and moved(self._cohorts, done):
             return
         ends = frozenset(done.ends)
         for row in done.rows:
@@ -218,7 +218,7 @@ class Driver:
         self._regroup()
 
     def _report_input(self, chunk: Chunk) -> None:
-        if not any(pace.course.streamed for pace in self._paces):
+        if not any(cohort.course.streamed for cohort in self._cohorts):
             return
         for row in chunk.rows:
             if self._members[row].course.streamed and (found := self._session.depth(row)) is not None:
@@ -398,7 +398,7 @@ class Driver:
     def _check_first_steps(self) -> Iterator[Ready]:
         if not isinstance(self._session, FusedSession):
             return
-        unchecked = [row for pace in self._paces if not pace.through for row in pace.rows]
+        unchecked = [row for cohort in self._cohorts if not cohort.through for row in cohort.rows]
         while unchecked:
             chunk = self._cut(1, unchecked)
             if chunk is None:
@@ -441,7 +441,7 @@ class Driver:
         if not isinstance(self._session, FusedSession) or not self._members:
             return
         launch_s, prepare_s = self._session.timing()
-        left = max(pace.course.steps - pace.cursor.step for pace in self._paces)
+        left = max(cohort.course.steps - cohort.cursor.step for cohort in self._cohorts)
         width = self._session.width
         target = repacked(width, len(self._members), left, launch_s, prepare_s)
         if target is None:

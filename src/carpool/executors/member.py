@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.adapters.base import MetricRow
-from carpool.executors.pace import Pace
+from carpool.executors.cohort import Cohort
 from carpool.job import Job
 from carpool.planning.cursor import Course, Cursor
 from carpool.stopping import Patience
@@ -19,7 +19,7 @@ class Member:
             job.validation_data is not None or job.stop or job.callbacks or job.scheduler is not None
         )
         """Whether something is decided at the end of each epoch, so that its metrics must be known at once."""
-        self.pace = Pace((), course, Cursor(), self.decides)
+        self.cohort = Cohort((), course, Cursor(), self.decides)
         self.patience = None if job.stop is None else Patience(job.stop)
         self.history: dict[str, list[float]] = {}
         self.epochs_ended = 0
@@ -29,16 +29,16 @@ class Member:
 
     @property
     def course(self) -> Course:
-        return self.pace.course
+        return self.cohort.course
 
     @property
     def cursor(self) -> Cursor:
-        return self.pace.cursor
+        return self.cohort.cursor
 
     def stand(self, cursor: Cursor, epochs: int | None = None) -> None:
         """Leaves the others that moved with it; `epochs` where its course turns out to have so many."""
         course = self.course if epochs is None else self.course._replace(epochs=epochs)
-        self.pace = Pace((), course, cursor, self.decides)
+        self.cohort = Cohort((), course, cursor, self.decides)
 
     @property
     def movable(self) -> bool:

@@ -10,7 +10,7 @@ from carpool.planning.cursor import Chunk, Course, Cursor, Supply, cut
 
 
 @dataclass
-class Pace:
+class Cohort:
     """Rows with one course that stand at one cursor."""
 
     rows: tuple[int, ...]
@@ -29,32 +29,32 @@ class Pace:
 
 
 class Moving(Protocol):
-    """What has a pace."""
+    """What has a cohort."""
 
-    pace: Pace
+    cohort: Cohort
     decides: bool
 
 
-def paces(members: Mapping[int, Moving]) -> list[Pace]:
-    """The members' paces, which they share from now on; one whose data streams has its own, because only the session knows what is there."""
+def cohorts(members: Mapping[int, Moving]) -> list[Cohort]:
+    """The members' cohorts, which they share from now on; one whose data streams has its own, because only the session knows what is there."""
     alike: dict[tuple[Course, Cursor, int | None], list[int]] = {}
     for row, member in members.items():
-        course, cursor = member.pace.course, member.pace.cursor
+        course, cursor = member.cohort.course, member.cohort.cursor
         alike.setdefault((course, cursor, row if course.streamed else None), []).append(row)
     found = []
     for (course, cursor, _), rows in alike.items():
-        pace = Pace(tuple(rows), course, cursor, any(members[row].decides for row in rows))
+        cohort = Cohort(tuple(rows), course, cursor, any(members[row].decides for row in rows))
         for row in rows:
-            members[row].pace = pace
-        found.append(pace)
+            members[row].cohort = cohort
+        found.append(cohort)
     return found
 
 
-def chunk_of(supplied: Sequence[tuple[Pace, Supply]], max_steps: int) -> Chunk | None:
-    """The next chunk of the rows of these paces, or None where there are none."""
+def chunk_of(supplied: Sequence[tuple[Cohort, Supply]], max_steps: int) -> Chunk | None:
+    """The next chunk of the rows of these cohorts, or None where there are none."""
     chunk = cut(
         {place: supply for place, (_, supply) in enumerate(supplied)},
-        {place: pace.cursor for place, (pace, _) in enumerate(supplied)},
+        {place: cohort.cursor for place, (cohort, _) in enumerate(supplied)},
         max_steps,
     )
     if chunk is None:
@@ -62,27 +62,30 @@ def chunk_of(supplied: Sequence[tuple[Pace, Supply]], max_steps: int) -> Chunk |
     chosen = [supplied[place][0] for place in chunk.rows]
     ends = {id(supplied[place][0]) for place in chunk.ends}
     if len(chosen) == 1:
-        (pace,) = chosen
-        rows = pace.rows
+        (cohort,) = chosen
+        rows = cohort.rows
         return Chunk(
-            rows, (pace.cursor,) * len(rows), chunk.size, chunk.steps, rows if id(pace) in ends else ()
+            rows, (cohort.cursor,) * len(rows), chunk.size, chunk.steps, rows if id(cohort) in ends else ()
         )
-    by_row = sorted(((row, pace) for pace in chosen for row in pace.rows), key=lambda pair: pair[0])
+    by_row = sorted(((row, cohort) for cohort in chosen for row in cohort.rows), key=lambda pair: pair[0])
     return Chunk(
         tuple(row for row, _ in by_row),
-        tuple(pace.cursor for _, pace in by_row),
+        tuple(cohort.cursor for _, cohort in by_row),
         chunk.size,
         chunk.steps,
-        tuple(row for row, pace in by_row if id(pace) in ends),
+        tuple(row for row, cohort in by_row if id(cohort) in ends),
     )
 
 
-def moved(found: Iterable[Pace], chunk: Chunk) -> bool:
-    """Moves the paces of a chunk that was enqueued; False, and nothing moved, where the rows of one part ways."""
+def moved(found: Iterable[Cohort], chunk: Chunk) -> bool:
+    """Moves the cohorts of a chunk that was enqueued; False, and nothing moved, where the rows of one part ways."""
     rows, ends = frozenset(chunk.rows), frozenset(chunk.ends)
-    going = [pace for pace in found if not pace.held.isdisjoint(rows)]
-    if any(not pace.held <= rows or not (pace.held <= ends or pace.held.isdisjoint(ends)) for pace in going):
+    going = [cohort for cohort in found if not cohort.held.isdisjoint(rows)]
+    if any(
+        not cohort.held <= rows or not (cohort.held <= ends or cohort.held.isdisjoint(ends))
+        for cohort in going
+    ):
         return False
-    for pace in going:
-        pace.cursor = pace.cursor.advanced(chunk.steps, pace.held <= ends)
+    for cohort in going:
+        cohort.cursor = cohort.cursor.advanced(chunk.steps, cohort.held <= ends)
     return True
