@@ -46,11 +46,12 @@ def unstacked(state: State, rows: Sequence[int]) -> tuple[JobState, ...]:
 def taken(state: State, rows: Sequence[int]) -> tuple[JobState, ...]:
     """The same of a state on a device, where its rows stay."""
     names, leaves = _named(state), jax.tree.leaves(state)
-    return tuple(_job_state(names, _row(leaves, np.int32(row))) for row in rows)
+    return tuple(_job_state(names, row_of(leaves, np.int32(row))) for row in rows)
 
 
 @jax.jit
-def _row(leaves: list[Any], row: Any) -> list[Any]:
+def row_of(leaves: list[Any], row: Any) -> list[Any]:
+    """A row of every array, in one launch."""
     return [leaf[row] for leaf in leaves]
 
 

@@ -24,6 +24,7 @@ from keras.src.layers.convolutional.base_separable_conv import BaseSeparableConv
 
 from carpool.adapters import xla
 from carpool.adapters.jax.devices import device_of, names
+from carpool.adapters.jax.state import row_of
 from carpool.adapters.keras.engine import Engine, Feed
 from carpool.adapters.keras.jax_program import chunk, epochs, steps_of
 from carpool.environment import cores
@@ -107,16 +108,16 @@ class JaxEngine(Engine):
         self.put_all(stacked, [row])
 
     def put_all(self, stacked: Any, rows: Sequence[int]) -> None:
-        """Likewise by way of the host."""
+        """A launch for each row, and a way over the host for variables that live elsewhere."""
         leaves = jax.tree.leaves(stacked)
-        host = leaves if self._width == 1 else jax.device_get(leaves)
         for row in rows:
             variables = [variable for part in _variables(self._models[row]) for variable in part]
             places = [variable.value.sharding for variable in variables]
             if self._width == 1:
-                values = [self._given(leaf, place) for leaf, place in zip(host, places, strict=True)]
+                values = [self._given(leaf, place) for leaf, place in zip(leaves, places, strict=True)]
             else:
-                values = jax.device_put([leaf[row] for leaf in host], places)
+                own = row_of(leaves, np.int32(row))
+                values = own if all(place == self._place for place in places) else jax.device_put(own, places)
             for variable, value in zip(variables, values, strict=True):
                 variable._direct_assign(value)
             self._known[row] = values
