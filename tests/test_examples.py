@@ -47,6 +47,7 @@ def test_an_example_runs(name: str, capsys: pytest.CaptureFixture[str]):
     assert SHOWS[name] in capsys.readouterr().out
 
 
+@pytest.mark.slow  # TensorFlow alone takes most of it; tests/test_tensorflow_modules.py and tests/test_sources.py run such jobs in the fast suite
 @pytest.mark.parametrize("name", APART)
 def test_an_example_runs_in_a_process_of_its_own(name: str):
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -36,5 +36,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         name = getattr(item, "originalname", "")
         seen[name] += name in CROSSES
-        if seen[name] > FAST_CASES:
+        is_long = name.endswith("pairwise") and "attention" in item.name
+        if seen[name] > FAST_CASES or is_long:
             item.add_marker(pytest.mark.slow)

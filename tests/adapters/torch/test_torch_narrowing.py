@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -193,7 +194,10 @@ def test_a_launch_that_raises_leaves_the_plan_as_it_is_without(monkeypatch: pyte
         raise RuntimeError("no room")
 
     monkeypatch.setattr(StackedSession, "launch", fails)
-    assert plan(jobs()).explain() == plan(jobs(), measure=False).explain()
+    tried, untried = (
+        re.sub(r"[\d.]+ [KMG]iB free", "", plan(jobs(), **how).explain()) for how in ({}, {"measure": False})
+    )
+    assert tried == untried
 
 
 # Compiled

@@ -161,7 +161,7 @@ def test_a_gan_equals_a_loop_by_hand(case: str, strategy: str):
         assert {"right", "val_loss", "val_critic_loss", "val_artist_loss", "val_right"} <= set(result.history)
 
 
-@pytest.mark.parametrize("every", [(1, 1), (1, 3)])
+@pytest.mark.parametrize("every", [(1, 1), pytest.param((1, 3), marks=pytest.mark.slow)])
 def test_noise_is_keyed_so_a_fused_gan_equals_itself_alone(every: tuple[int, int]):
     lengths = [44, 30, 21]
 
