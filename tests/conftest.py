@@ -46,3 +46,11 @@ def untried(
 @pytest.fixture
 def trials() -> None:
     """The test is about trials: they are made."""
+
+
+FIRST = ("test_keras_backends.py", "test_tensorflow_modules.py", "test_sources.py")
+"""Each test of these runs many in a process of its own: begun last, it would leave the other worker without work."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in FIRST)
