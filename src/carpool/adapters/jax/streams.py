@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,7 @@ from carpool.data import Item, Queue
 from carpool.errors import DataError, sentence
 from carpool.job import Job
 from carpool.planning.cursor import Supply
-from carpool.random import batch_order
-from carpool.source import Source
+from carpool.source import Source, batches_of, gives_samples, passes_of
 
 
 @dataclass(frozen=True)
@@ -85,12 +84,12 @@ def is_stream(data: Any) -> bool:
     """Whether the data comes in batches or samples, not as arrays."""
     if isinstance(data, tuple | list | dict | np.ndarray | jax.Array | str):
         return False
-    return hasattr(data, "__iter__") or _is_dataset(data)
+    return hasattr(data, "__iter__") or gives_samples(data)
 
 
 def gathered(data: Any, batch_size: int) -> Any:
     """One pass as arrays, for validation: read once and kept."""
-    passes = _samples(data, batch_size, lambda length: np.arange(length)) if _is_dataset(data) else data
+    passes = batches_of(data, np.arange(len(data)), batch_size, _batched) if gives_samples(data) else data
     batches = [jax.tree.map(np.asarray, as_nest(batch)) for batch in passes]
     if not batches:
         raise DataError(sentence("at least one batch as validation_data", "none", "pass more data"))
@@ -102,11 +101,6 @@ def as_nest(batch: Any) -> Any:
     return tuple(batch) if isinstance(batch, list) else batch
 
 
-def _is_dataset(data: Any) -> bool:
-    """Whether it gives samples by number, as torch's map-style datasets do."""
-    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__iter__")
-
-
 def _passes(
     job: Job, data: Any, again: Callable[[], Any] | None
 ) -> tuple[Hashable, Callable[[int], Iterable[Any]]]:
@@ -115,26 +109,14 @@ def _passes(
         raise DataError(
             says(job, "index= beside arrays", type(data).__name__, "leave index= out, or pass arrays")
         )
-    if _is_dataset(data):
-        key = (id(data), job.seed if job.shuffle else None, job.batch_size)
-        return key, lambda epoch: _samples(data, job.batch_size, lambda length: _order(job, epoch, length))
-    if hasattr(data, "as_numpy_iterator"):  # a tf.data.Dataset
+    if hasattr(data, "as_numpy_iterator") and not gives_samples(data):  # a tf.data.Dataset
         return id(data), lambda epoch: data.as_numpy_iterator()
-    if again is None:
-        return id(data), lambda epoch: data
-    first = [data]
-    return id(data), lambda epoch: first.pop() if first else again()
+    return passes_of(job, data, again, _batched if gives_samples(data) else None)
 
 
-def _order(job: Job, epoch: int, length: int) -> np.ndarray:
-    return batch_order(job.seed, epoch, length) if job.shuffle else np.arange(length)
-
-
-def _samples(data: Any, size: int, order: Callable[[int], np.ndarray]) -> Iterator[Any]:
-    places = order(len(data))
-    for start in range(0, len(places), size):
-        samples = [as_nest(data[int(place)]) for place in places[start : start + size]]
-        yield jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *samples)
+def _batched(samples: Sequence[Any]) -> Any:
+    nests = [as_nest(sample) for sample in samples]
+    return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *nests)
 
 
 def supply_of(items: Sequence[Item]) -> Supply | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,7 @@ from carpool.adapters.tensorflow.says import says
 from carpool.data import Queue
 from carpool.errors import DataError, sentence
 from carpool.job import Job
-from carpool.random import batch_order
-from carpool.source import Source
+from carpool.source import Source, batches_of, gives_samples, passes_of
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Streams:
     def of(self, job: Job, data: Any, again: Callable[[], Any] | None) -> Streamed:
         """The stream of a job. `again` makes the data anew for a later pass, where a function made it."""
         _refuse_index(job, type(data).__name__)
-        key, passes = _passes(job, data, again)
+        key, passes = passes_of(job, data, again, _batched if gives_samples(data) else None)
         capacity = data.capacity if isinstance(data, Queue) else job.prefetch
         if key not in self._sources:
             self._sources[key] = (data, Source(passes, capacity, Landing(self.device())))
@@ -142,7 +141,7 @@ def is_stream(data: Any) -> bool:
     """Whether the data comes in batches or samples, not as arrays."""
     if isinstance(data, tuple | list | dict | np.ndarray | tf.Tensor | str):
         return False
-    return hasattr(data, "__iter__") or _gives_samples(data)
+    return hasattr(data, "__iter__") or gives_samples(data)
 
 
 def gathered(data: Any, batch_size: int) -> Any:
@@ -150,8 +149,8 @@ def gathered(data: Any, batch_size: int) -> Any:
     passes = data
     if is_dataset(data):
         passes = data.as_numpy_iterator()
-    elif _gives_samples(data):
-        passes = _samples(data, batch_size, lambda length: np.arange(length))
+    elif gives_samples(data):
+        passes = batches_of(data, np.arange(len(data)), batch_size, _batched)
     batches = [tuple(batch) if isinstance(batch, list) else batch for batch in passes]
     if not batches:
         raise DataError(sentence("at least one batch as validation_data", "none", "pass more data"))
@@ -160,35 +159,10 @@ def gathered(data: Any, batch_size: int) -> Any:
     return tf.nest.pack_sequence_as(batches[0], whole)
 
 
-def _gives_samples(data: Any) -> bool:
-    """Whether it gives samples by number, as torch's map-style datasets do."""
-    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__iter__")
-
-
-def _passes(
-    job: Job, data: Any, again: Callable[[], Any] | None
-) -> tuple[Hashable, Callable[[int], Iterable[Any]]]:
-    """What makes two jobs' data one source, and its passes."""
-    if _gives_samples(data):
-        key = (id(data), job.seed if job.shuffle else None, job.batch_size)
-        return key, lambda epoch: _samples(data, job.batch_size, lambda length: _order(job, epoch, length))
-    if again is None:
-        return id(data), lambda epoch: data
-    first = [data]
-    return id(data), lambda epoch: first.pop() if first else again()
-
-
-def _order(job: Job, epoch: int, length: int) -> np.ndarray:
-    return batch_order(job.seed, epoch, length) if job.shuffle else np.arange(length)
-
-
-def _samples(data: Any, size: int, order: Callable[[int], np.ndarray]) -> Iterator[Any]:
-    places = order(len(data))
-    for start in range(0, len(places), size):
-        samples = [data[int(place)] for place in places[start : start + size]]
-        columns = zip(*(tf.nest.flatten(sample) for sample in samples), strict=True)
-        stacked = [np.stack([np.asarray(leaf) for leaf in column]) for column in columns]
-        yield tf.nest.pack_sequence_as(samples[0], stacked)
+def _batched(samples: Sequence[Any]) -> Any:
+    columns = zip(*(tf.nest.flatten(sample) for sample in samples), strict=True)
+    stacked = [np.stack([np.asarray(leaf) for leaf in column]) for column in columns]
+    return tf.nest.pack_sequence_as(samples[0], stacked)
 
 
 def _refuse_index(job: Job, received: str) -> None:
