@@ -1,6 +1,6 @@
 """JAX ensembles: many jobs of one structure in `carpool.train`, beside vmap + scan by hand and one after another.
 
-Two figures for carpool: the whole call, with its traces, stacking and handing over; and once open, from calls of two lengths.
+Two figures for carpool: the whole call, with its traces, stacking and handing over; and once open, from chunk to chunk of the same call.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ import optax
 import carpool
 from benchmarks import jax_by_hand
 from benchmarks.jax_nets import NETS, ROWS, Net, loss
+from benchmarks.pace import Pace
 from carpool.adapters.jax import programs
 from carpool.jax import Model
 
 Say = Callable[[str], None]
+CALL, OPEN = "carpool, whole call", "carpool, once open"
+HAND, TURNS = "vmap + scan by hand", "scan, one after another"
 
 
 def jobs(net: Net, members: int, epochs: int) -> list[carpool.Job]:
@@ -61,52 +64,49 @@ def _epochs(run: Callable[[int], Any], seconds: float) -> int:
     return max(1, round(2 * seconds / _seconds(partial(run, 2))))
 
 
-def row(kind: str, members: int, windows: int, say: Say, seconds: float, short: int = 2) -> Mapping[str, Any]:
+def row(kind: str, members: int, windows: int, say: Say, seconds: float) -> Mapping[str, Any]:
     """Model-steps a second of each way, medians of alternating windows of about so many seconds."""
     net = NETS[kind]
+    steps = members * net.steps
 
-    def ours(epochs: int) -> float:
-        asked = jobs(net, members, epochs)
+    def ours(epochs: int) -> tuple[float, float]:
+        asked, pace = jobs(net, members, epochs), Pace()
         began = time.perf_counter()
-        results = carpool.train(asked, reporters=[])
+        results = carpool.train(asked, reporters=[pace])
         taken = time.perf_counter() - began
         assert all(result.outcome is carpool.Outcome.COMPLETED for result in results), results.failed
-        return taken
+        return taken, pace.rate or 0.0
 
     programs.forget()
-    cold_s = ours(short)
+    cold_s, _ = ours(2)
     by_hand, alone = jax_by_hand.together(net, members), jax_by_hand.in_turn(net)
-    by_hand_cold_s = _seconds(partial(by_hand, short))
-    more, turns = max(10, _epochs(by_hand, seconds)), max(10, _epochs(alone, seconds))
-    taken: dict[str, list[float]] = {way: [] for way in ("short", "long", "by hand", "in turn")}
+    by_hand_cold_s = _seconds(partial(by_hand, 2))
+    epochs, turns = max(16, _epochs(by_hand, seconds)), max(16, _epochs(alone, seconds))
+    found: dict[str, list[float]] = {way: [] for way in (CALL, OPEN, HAND, TURNS)}
+    once_s: list[float] = []
     for _ in range(windows):
-        taken["short"].append(ours(short))
-        taken["long"].append(ours(short + more))
-        taken["by hand"].append(_seconds(partial(by_hand, more)))
-        taken["in turn"].append(_seconds(partial(alone, turns)))
-    median = {way: statistics.median(each) for way, each in taken.items()}
-    steps = members * net.steps
-    open_s = median["long"] - median["short"]
-    rates = {
-        "carpool, once open": steps * more / open_s,
-        "carpool, whole call": steps * (short + more) / median["long"],
-        "vmap + scan by hand": steps * more / median["by hand"],
-        "scan, one after another": net.steps * turns / median["in turn"],
-    }
-    best = max(rates["vmap + scan by hand"], rates["scan, one after another"])
-    found = {
+        taken, rate = ours(epochs)
+        found[CALL].append(steps * epochs / taken)
+        found[OPEN].append(rate)
+        once_s.append(taken - steps * epochs / rate)
+        found[HAND].append(steps * epochs / _seconds(partial(by_hand, epochs)))
+        found[TURNS].append(net.steps * turns / _seconds(partial(alone, turns)))
+    rates = {way: statistics.median(each) for way, each in found.items()}
+    best = max(rates[HAND], rates[TURNS])
+    shown = {
         "kind": kind,
         "members": members,
-        "epochs": {"short": short, "long": short + more, "by hand": more, "in turn": turns},
-        "seconds": taken,
-        "cold_s": {"carpool": cold_s, "by hand": by_hand_cold_s},
+        "epochs": {"together": epochs, "one after another": turns},
+        "cold_s": {"carpool": round(cold_s, 2), "by hand": round(by_hand_cold_s, 2)},
+        "windows": {way: [round(rate) for rate in each] for way, each in found.items()},
         "model_steps_per_s": {way: round(rate) for way, rate in rates.items()},
-        "once_open_to_by_hand": round(rates["carpool, once open"] / rates["vmap + scan by hand"], 3),
-        "once_open_to_better": round(rates["carpool, once open"] / best, 3),
-        "opening_s": round(median["short"] - short * open_s / more, 2),
+        "once_open_to_by_hand": round(rates[OPEN] / rates[HAND], 3),
+        "once_open_to_better": round(rates[OPEN] / best, 3),
+        "whole_call_to_better": round(rates[CALL] / best, 3),
+        "a_call_costs_once_s": round(statistics.median(once_s), 2),
     }
-    say(f"{kind} x {members}: {found}")
-    return found
+    say(f"{kind} x {members}: {shown}")
+    return shown
 
 
 def run(rows: Sequence[str], windows: int, quick: bool, say: Say) -> dict[str, Any]:

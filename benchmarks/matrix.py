@@ -102,7 +102,7 @@ def _row(weight: Weight, count: int, same: bool, device: str, windows: int) -> R
     data = weight.workload(0).data().to(device)
     sample = 2 if device.startswith("cuda") else SAMPLE
 
-    def jobs() -> list[carpool.Job]:
+    def jobs(epochs: int) -> list[carpool.Job]:
         return [
             carpool.Job(
                 weight.workload(extra[member.seed]).make,
@@ -112,7 +112,7 @@ def _row(weight: Weight, count: int, same: bool, device: str, windows: int) -> R
                 metrics={"accuracy": accuracy},
                 optimizer=partial(torch.optim.Adam, lr=member.lr),
                 batch_size=weight.batch_size,
-                epochs=weight.epochs,
+                epochs=epochs,
                 seed=member.seed,
             )
             for member in members
@@ -126,7 +126,7 @@ def _row(weight: Weight, count: int, same: bool, device: str, windows: int) -> R
             torch.cuda.synchronize(device)
         return len(chosen) * weight.epochs * (weight.samples // weight.batch_size)
 
-    ways = [Auto(jobs, device, count), Called("taking turns", min(count, sample), in_turn)]
+    ways = [Auto(jobs, weight.epochs, device, count), Called("taking turns", min(count, sample), in_turn)]
     measured = measure(ways, windows)
     one = weight.workload(0)
     title = f"{one.title}, {'one structure' if same else 'each its own'}"
@@ -134,24 +134,27 @@ def _row(weight: Weight, count: int, same: bool, device: str, windows: int) -> R
 
 
 class Auto(Way):
-    """A whole call with carpool's defaults."""
+    """A whole call with carpool's defaults. The first call, which tries what is to be remembered, is a short one where jobs are long."""
 
     name = OURS
+    first_epochs = 8
 
-    def __init__(self, jobs: Callable[[], Sequence[carpool.Job]], device: str, members: int) -> None:
-        self._jobs, self._device, self.members = jobs, device, members
+    def __init__(
+        self, jobs: Callable[[int], Sequence[carpool.Job]], epochs: int, device: str, members: int
+    ) -> None:
+        self._jobs, self._epochs, self._device, self.members = jobs, epochs, device, members
         self._steady: list[Window] = []
         self._notes: dict[str, None] = {}
 
     def prepare(self) -> Window:
-        return timed(self._train)
+        return timed(partial(self._train, min(self.first_epochs, self._epochs)))
 
     def window(self) -> Window:
-        return timed(self._train)
+        return timed(partial(self._train, self._epochs))
 
-    def _train(self) -> int:
+    def _train(self, epochs: int) -> int:
         watch = Stopwatch()
-        results = carpool.train(self._jobs(), device=self._device, reporters=[watch])
+        results = carpool.train(self._jobs(epochs), device=self._device, reporters=[watch])
         if (window := watch.window()) is not None:
             self._steady.append(window)
         kinds = {result.strategy for result in results}

@@ -4,6 +4,7 @@ Nothing is timed to choose a strategy, but where a test asks for it (`trials`): 
 """
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ os.environ.setdefault(
     "KERAS_BACKEND", "jax"
 )  # a process has one; tests/test_keras_backends.py runs the others
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so begins what a shell runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

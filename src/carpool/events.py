@@ -10,10 +10,6 @@ from carpool.planning.trials import Trial
 from carpool.result import Outcome
 
 
-def unheard(event: object) -> None:
-    """Where events go that nobody listens to: what would be said only then need not be put into words."""
-
-
 @dataclass(frozen=True)
 class RunStarted:
     """Planning is over; `steps` are the training steps of all jobs together."""
@@ -169,3 +165,13 @@ Event = (
     | RunEnded
 )
 Emit = Callable[[Event], None]
+
+
+def hears(listener: object, kind: type) -> bool:
+    """Whether a listener wants such events. One that names what it `hears` wants no others; one that does not wants all.
+
+    >>> hears(print, EpochEnded)
+    True
+    """
+    named = getattr(listener, "hears", None)
+    return named is None or kind in named

@@ -336,6 +336,7 @@ def _attributes(value: Any) -> dict[str, Any]:
     return object.__getattribute__(value, "__dict__") if type(value).__dictoffset__ else {}
 
 
+@functools.lru_cache(maxsize=4096)
 def _python_base(kind: type) -> type | None:
     """The built-in that a class made by Python code extends; None when an instance may hold state that C code hides.
 

@@ -79,11 +79,12 @@ def batch_order(seed: int, epoch: int, length: int) -> np.ndarray:
     >>> sorted(batch_order(3, 1, 5).tolist())
     [0, 1, 2, 3, 4]
     """
-    return batch_orders(seed, [epoch], length)[0]
+    return batch_orders([seed], [epoch], length)[0]
 
 
-def batch_orders(seed: int, epochs: Sequence[int], length: int) -> np.ndarray:
-    """`batch_order` of several epochs at once, [epochs, length]."""
+def batch_orders(seeds: Sequence[int], epochs: Sequence[int] | np.ndarray, length: int) -> np.ndarray:
+    """`batch_order` of several seeds and epochs at once, a row for each pair of them. One seed goes with every epoch."""
     positions = np.arange(length, dtype=np.int64)
-    keys = order_keys(positions[None], np.int64(signed_seed(seed)), np.asarray(epochs, np.int64)[:, None])
+    own = np.asarray([signed_seed(seed) for seed in seeds], np.int64)
+    keys = order_keys(positions[None], own[:, None], np.asarray(epochs, np.int64)[:, None])
     return np.argsort(keys, axis=1, kind="stable")

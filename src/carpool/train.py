@@ -13,7 +13,7 @@ from carpool import reporters as reporting
 from carpool.adapters.base import Adapter
 from carpool.environment import cores
 from carpool.errors import CarpoolError, Interrupted, JobError, OptionError, described, sentence
-from carpool.events import Emit, Event, RunEnded, RunStarted, unheard
+from carpool.events import Emit, Event, RunEnded, RunStarted, hears
 from carpool.executors import isolated
 from carpool.executors.interleaved import Orders, Run
 from carpool.executors.interrupt import Pause
@@ -275,7 +275,7 @@ def _raise_if_all_failed(results: Results) -> None:
 
 
 class _Reporting:
-    """The reporters of a run: every event to each; whatever happens, those that can be closed are."""
+    """The reporters of a run: to each the events that it hears; whatever happens, those that can be closed are."""
 
     def __init__(self, reporters: Reporters) -> None:
         if isinstance(reporters, str) and reporters != "auto":
@@ -287,10 +287,20 @@ class _Reporting:
         self._reporters = reporting.default() if isinstance(reporters, str) else list(reporters)
 
     def __enter__(self) -> Emit:
-        return self._emit if self._reporters else unheard
+        return self
 
-    def _emit(self, event: Event) -> None:
+    @property
+    def hears(self) -> frozenset[type] | None:
+        """The events that somebody wants; None for all."""
+        wanted = [getattr(reporter, "hears", None) for reporter in self._reporters]
+        if any(one is None for one in wanted):
+            return None
+        return frozenset(kind for one in wanted for kind in one or ())
+
+    def __call__(self, event: Event) -> None:
         for reporter in tuple(self._reporters):
+            if not hears(reporter, type(event)):
+                continue
             try:
                 reporter(event)
             except Exception as error:  # a reporter watches: what it raises must not change what it watches

@@ -10,6 +10,8 @@ import torch
 from torch.nn import functional as F
 
 import carpool
+from carpool.events import EpochEnded, GroupAdvanced
+from carpool.executors.driver import Driver
 
 X, Y = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(40, 1)
 
@@ -49,6 +51,35 @@ def test_nobody_listens_and_nothing_changes():
     assert events
     assert [result.outcome.word for result in heard] == ["completed", "completed", "diverged", "completed"]
     assert told(heard) == told(unheard)
+
+
+class Chunks:
+    """Hears nothing but chunks."""
+
+    hears = frozenset({GroupAdvanced})
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+
+    def __call__(self, event: object) -> None:
+        self.events.append(event)
+
+
+def test_a_listener_hears_what_it_names_and_nothing_else(monkeypatch: pytest.MonkeyPatch):
+    ended: list[object] = []
+    real = Driver._end_epoch
+    monkeypatch.setattr(
+        Driver, "_end_epoch", lambda self, row, metrics: ended.append(row) or real(self, row, metrics)
+    )
+    chunks = Chunks()
+    partly = carpool.train(jobs(), strategy="fused", reporters=[chunks])
+    assert {type(event) for event in chunks.events} == {GroupAdvanced}
+    booked_alone, ended[:] = len(ended), []
+    everything: list[object] = []
+    heard = carpool.train(jobs(), strategy="fused", reporters=[Chunks(), everything.append])
+    assert booked_alone < len(ended)  # what nobody hears is not put into words
+    assert sum(isinstance(event, EpochEnded) for event in everything) == len(ended)
+    assert told(partly) == told(heard)
 
 
 def test_interrupted_with_nobody_listening_the_history_is_there():

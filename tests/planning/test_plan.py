@@ -236,6 +236,25 @@ def test_a_plan_of_rejected_jobs_only_says_so():
     assert made.explain().splitlines()[1] == "cannot run: a: KeyError: 'x'"
 
 
+def test_jobs_alone_are_not_measured_where_each_of_them_fits_easily():
+    asked: list[str] = []
+
+    def footprint(specs: Any) -> Footprint:
+        asked.append(specs[0].name)
+        return Footprint(fixed_bytes=0, member_bytes=MIB)
+
+    different = [spec(name, structure=name, state_bytes=MIB, data=()) for name in "abcdef"]
+    planned(*different, free_bytes=8 * MIB, footprint=footprint)
+    assert not asked
+    planned(
+        *different,
+        spec("large", structure="large", state_bytes=4 * MIB),
+        free_bytes=8 * MIB,
+        footprint=footprint,
+    )
+    assert asked == ["large"]
+
+
 def test_groups_are_measured_only_where_memory_is_scarce():
     asked: list[int] = []
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from carpool import collector
 from carpool.adapters.base import (
     DeviceFull,
     FusedSession,
@@ -33,7 +34,7 @@ from carpool.events import (
     GroupResized,
     GroupTried,
     GroupVerified,
-    unheard,
+    hears,
 )
 from carpool.executors.books import Books
 from carpool.executors.cohort import Cohort, chunk_of, cohorts, moved
@@ -194,7 +195,7 @@ class Driver:
         self._move(ticket)
         going = [cohort for cohort in self._cohorts if not cohort.held.isdisjoint(done.ends)]
         waits = any(self._session.schedules or cohort.decides or cohort.through for cohort in going)
-        self._pending.append((ticket, not waits and self._emit is unheard))
+        self._pending.append((ticket, not waits and not hears(self._emit, EpochEnded)))
         self._emit(GroupAdvanced(self._group, done.steps * len(done.rows)))
         self._report_input(done)
         if full is not None:
@@ -377,9 +378,10 @@ class Driver:
         if not rows:
             return
         self._write()
-        for row, state in zip(rows, self._session.leave(rows), strict=True):
-            member = self._members.pop(row)
-            self._finish(member, outcome, replace(state, cursor=member.cursor))
+        with collector.put_off():
+            for row, state in zip(rows, self._session.leave(rows), strict=True):
+                member = self._members.pop(row)
+                self._finish(member, outcome, replace(state, cursor=member.cursor))
         self._regroup()
 
     def _fail(self, errors: Mapping[int, BaseException]) -> None:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from carpool import collector
 from carpool.adapters.base import (
     Adapter,
     DeviceFull,
@@ -185,7 +186,8 @@ class Run:
         def prepared(size: int, width: int, compiled: bool, seconds: float) -> None:
             self._emit(GroupCompiled(entry.number, size, width, compiled, seconds))
 
-        return adapter.fuser.open(jobs, len(jobs), self._orders.device, prepared)
+        with collector.put_off():
+            return adapter.fuser.open(jobs, len(jobs), self._orders.device, prepared)
 
     def _driven(self, entry: Entry) -> tuple[Driving, Held]:
         """What drives the entry, and what is closed when it has ended: for a worker one and the same."""

@@ -88,8 +88,10 @@ def make_plan(
     """Groups the specs by structure and gives each group its strategy, width and reason."""
     check_fits(specs, free_bytes)
     found = candidates(specs, refusal)
-    scarce = SCARCE * sum(estimate(candidate.specs).total_bytes for candidate in found) > free_bytes
-    footprints = [footprint(one.specs) if scarce or _has_budgets(one.specs) else None for one in found]
+    wanted = _measured(found, free_bytes)
+    footprints = [
+        footprint(one.specs) if is_wanted else None for one, is_wanted in zip(found, wanted, strict=True)
+    ]
     limits = []
     for candidate, measured in zip(found, footprints, strict=True):
         whole = estimate(candidate.specs, measured)
@@ -109,6 +111,19 @@ def make_plan(
             _group(tuple(part), choice.strategy, choice.reason + cut, measured, launch_s) for part in parts
         ]
     return Plan(tuple(groups), device, free_bytes, rejected or {})
+
+
+def _measured(found: Sequence[Candidate], free_bytes: int) -> list[bool]:
+    """Whose footprint is measured, which takes two traces of the step: who has a budget, or may not fit by itself.
+
+    Where memory is scarce for all together, every stack is. A job alone only waits for its turn then; arithmetic tells that well enough.
+    """
+    expected = [estimate(one.specs).total_bytes for one in found]
+    scarce = SCARCE * sum(expected) > free_bytes
+    return [
+        _has_budgets(one.specs) or SCARCE * needed > free_bytes or (scarce and len(one.specs) > 1)
+        for one, needed in zip(found, expected, strict=True)
+    ]
 
 
 def _narrowed(candidate: Candidate, limit: int, narrowed: Narrowed) -> Candidate:

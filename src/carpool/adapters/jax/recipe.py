@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,15 +53,15 @@ class Recipes:
     def _rule(self, built: Built) -> Rule:
         if built not in self._rules:
             mark = fingerprint((built.optimizer.init, built.optimizer.update, built.job.clip_norm))
-            shapes = _shapes((built.parts.trained, built.state))
-            self._rules[built] = Rule(shapes, apart(mark), lambda: _update(built))
+            held = shapes((built.parts.trained, built.state))
+            self._rules[built] = Rule(held, apart(mark), lambda: _update(built))
         return self._rules[built]
 
     def _own(self, built: Built) -> Hashable:
         if built not in self._owns:
             job = built.job
             doing = tuple(map(self._mark, (job.loss, job.step, job.metrics)))
-            self._owns[built] = (built.form.key, _shapes(built.parts), doing)
+            self._owns[built] = (built.form.key, shapes(built.parts), doing)
         return self._owns[built]
 
     def _mark(self, named: Any) -> Hashable:
@@ -79,9 +79,17 @@ class Recipes:
         return self._made[key]
 
 
-def _shapes(nest: Any) -> Hashable:
+class Kind(NamedTuple):
+    """What an array is."""
+
+    shape: tuple[int, ...]
+    type: Any
+
+
+def shapes(nest: Any) -> tuple[Any, tuple[Kind, ...]]:
+    """How a nest's arrays lie, and what each of them is."""
     leaves, tree = jax.tree.flatten(nest)
-    return tree, tuple((jnp.shape(leaf), _type(leaf)) for leaf in leaves)
+    return tree, tuple(Kind(jnp.shape(leaf), _type(leaf)) for leaf in leaves)
 
 
 def _type(leaf: Any) -> Hashable:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from carpool.adapters.base import Adapter, JobState, Trained
@@ -22,7 +22,7 @@ from carpool.adapters.jax.optimizer import Beginnings, given_back, is_nnx, state
 from carpool.adapters.jax.pool import Store
 from carpool.adapters.jax.predict import predict
 from carpool.adapters.jax.program import State
-from carpool.adapters.jax.recipe import Recipes
+from carpool.adapters.jax.recipe import Kind, Recipes, shapes
 from carpool.adapters.jax.session import StackedSession
 from carpool.adapters.jax.state import restored, stacked, unstacked
 from carpool.adapters.jax.streams import Streamed, Streams, gathered, is_stream
@@ -193,10 +193,18 @@ class JaxAdapter(Adapter):
 
 def _shown(nest: Any) -> Hashable:
     """Names, shapes and types of a nest's arrays."""
-    found, _ = jax.tree_util.tree_flatten_with_path(nest)
-    return tuple(
-        (jax.tree_util.keystr(path), jnp.shape(leaf), str(jnp.result_type(leaf))) for path, leaf in found
-    )
+    return _named(*shapes(nest))
+
+
+@lru_cache(maxsize=256)
+def _named(tree: Any, kinds: Sequence[Kind]) -> Hashable:
+    found, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(tree, kinds), is_leaf=_is_kind)
+    canonical = partial(jax.dtypes.canonicalize_dtype, allow_extended_dtype=True)
+    return tuple((jax.tree_util.keystr(path), shape, str(canonical(kind))) for path, (shape, kind) in found)
+
+
+def _is_kind(nest: Any) -> bool:
+    return isinstance(nest, Kind)
 
 
 def _bytes(aval: Any) -> int:

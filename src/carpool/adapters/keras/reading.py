@@ -105,7 +105,7 @@ class Reading:
 
 @lru_cache(maxsize=32)
 def _shuffled(seed: int, first: int, length: int) -> np.ndarray:
-    return batch_orders(seed, range(first, first + _SHUFFLED), length).astype(np.int32)
+    return batch_orders([seed], range(first, first + _SHUFFLED), length).astype(np.int32)
 
 
 def _read(fit: Fit) -> Hashable:

@@ -212,10 +212,11 @@ class TorchEngine(Engine):
     def step_alone(self, row: int, feed: Feed) -> Mapping[str, Any]:
         model = self._models[row]
         held = [variable for part in variables(model) for variable in part]
-        with self.turn(), device_scope(self._device):
+        home = held[0].value.device  # the model's own, which need not be the stack's
+        with self.turn(), device_scope(_device(str(home))):
             positions = torch.from_numpy(feed.order[row, 0]).to(self._device)
             batch = tree.map_structure(
-                lambda leaf: None if leaf is None else leaf.index_select(0, positions), feed.pool
+                lambda leaf: None if leaf is None else leaf.index_select(0, positions).to(home), feed.pool
             )
             before = [variable.value.detach().clone() for variable in held]
             try:
@@ -242,14 +243,14 @@ def _telling(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Where a weight's gradient is more than rounding: Adam takes steps of one size, whatever the gradient is made of."""
     gradients = [torch.zeros_like(w) if w.grad is None else w.grad.detach().abs() for w in weights]
     most = max((float(g.max()) for g in gradients if g.numel()), default=0.0)
-    return [g >= _ROUNDING * most for g in gradients]
+    return [(g >= _ROUNDING * most).cpu() for g in gradients]
 
 
 def _told(
     model: Any, values: Sequence[torch.Tensor], telling: Sequence[torch.Tensor]
 ) -> dict[str, np.ndarray]:
     return {
-        variable.path: (value.detach().float() * where).cpu().numpy()
+        variable.path: (value.detach().float().cpu() * where).numpy()
         for variable, value, where in zip(variables(model)[0], values, telling, strict=True)
     }
 

@@ -82,7 +82,7 @@ def probe(built: Built, behaviour: Callable[[Built], Entries]) -> Probe:
     if built.manual is not None:
         return Probe(failure="automatic_optimization is False: its training_step updates by itself")
     try:
-        twin = replace(built, model=copy.deepcopy(built.model))
+        twin = replace(built, model=_twin(built.model))
         before = behaviour(twin)
         with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
             shown = _probe(twin, fake, [_held(built, number) for number in range(len(built.phases))])
@@ -92,6 +92,12 @@ def probe(built: Built, behaviour: Callable[[Built], Entries]) -> Probe:
         raise
     except Exception as error:
         return Probe(failure=blame(error))
+
+
+def _twin(model: nn.Module) -> nn.Module:
+    """A copy with the same parameters and buffers, which the step never sees: it runs on others, without contents."""
+    held = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, held)
 
 
 def _changed(before: Entries, after: Entries) -> str | None:
