@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 import pytest
 import torch
@@ -50,7 +51,11 @@ def test_a_structure_is_cut_into_as_many_groups_as_the_memory_needs_and_all_of_t
         assert cut.history["loss"] == pytest.approx(one.history["loss"], rel=1e-6)
 
 
-def test_groups_that_do_not_fit_beside_one_another_wait():
+@pytest.mark.parametrize(
+    ("count", "memory", "side_by_side"),
+    [(4, 1_000_000, 1), (16, 2_000_000, 10)],  # what each takes was measured, and told by arithmetic
+)
+def test_groups_that_do_not_fit_beside_one_another_wait(count, memory, side_by_side):
     held = []
 
     class Watch:
@@ -64,10 +69,12 @@ def test_groups_that_do_not_fit_beside_one_another_wait():
             elif isinstance(event, GroupEnded):
                 self.open -= 1
 
-    jobs = [job(i, hidden=128 + i) for i in range(6)]  # no two have one structure
-    one = max(group.memory.total_bytes for group in carpool.plan(jobs, device="cpu", memory="1MiB").groups)
-    carpool.train(jobs, device="cpu", memory=int(2.5 * one), reporters=[Watch()])
-    assert max(held) == 2
+    jobs = [job(i, hidden=128 + i) for i in range(count)]  # no two have one structure
+    needed = [group.memory.total_bytes for group in carpool.plan(jobs, device="cpu", memory=memory).groups]
+    room = sum(total <= memory for total in accumulate(needed))
+    assert room == side_by_side < count
+    carpool.train(jobs, device="cpu", memory=memory, reporters=[Watch()])
+    assert max(held) == room
 
 
 @pytest.mark.parametrize("memory", ["12 bananas", "0", "120%"])

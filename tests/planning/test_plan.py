@@ -244,12 +244,12 @@ def test_jobs_alone_are_not_measured_where_each_of_them_fits_easily():
         return Footprint(fixed_bytes=0, member_bytes=MIB)
 
     different = [spec(name, structure=name, state_bytes=MIB, data=()) for name in "abcdef"]
-    planned(*different, free_bytes=8 * MIB, footprint=footprint)
+    planned(*different, free_bytes=9 * MIB, footprint=footprint)
     assert not asked
     planned(
         *different,
         spec("large", structure="large", state_bytes=4 * MIB),
-        free_bytes=8 * MIB,
+        free_bytes=9 * MIB,
         footprint=footprint,
     )
     assert asked == ["large"]

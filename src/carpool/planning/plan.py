@@ -17,6 +17,7 @@ from carpool.planning.widths import slices, width_limit
 
 Measured = Callable[[Sequence[ModelSpec]], Footprint | None]
 
+FEW = 8  # jobs side by side: as long as more of them fit, it does not matter how many exactly
 SCARCE = 3  # memory is scarce where all jobs at once, by arithmetic, would need a third of it: then groups are measured
 
 
@@ -114,14 +115,14 @@ def make_plan(
 
 
 def _measured(found: Sequence[Candidate], free_bytes: int) -> list[bool]:
-    """Whose footprint is measured, which takes two traces of the step: who has a budget, or may not fit by itself.
+    """Whose footprint is measured, which takes two traces of the step: who has a budget, and where memory is scarce every stack.
 
-    Where memory is scarce for all together, every stack is. A job alone only waits for its turn then; arithmetic tells that well enough.
+    Jobs alone only where few of them fit beside one another: otherwise it is enough to know by arithmetic when one has to wait.
     """
     expected = [estimate(one.specs).total_bytes for one in found]
     scarce = SCARCE * sum(expected) > free_bytes
     return [
-        _has_budgets(one.specs) or SCARCE * needed > free_bytes or (scarce and len(one.specs) > 1)
+        _has_budgets(one.specs) or (scarce and (len(one.specs) > 1 or FEW * needed > free_bytes))
         for one, needed in zip(found, expected, strict=True)
     ]
 
