@@ -48,7 +48,7 @@ def train(
 
     The models and optimizers you passed hold the trained state afterwards. `verify=True` goes on comparing a sample of
     every fused group with solo steps. `memory` is what all of them together may take on the device: "16GiB", "90%", or "auto" for
-    what is free; whoever does not fit beside the others waits. `compile` says whether fused steps are compiled: "auto" when it pays.
+    what is free; whoever does not fit beside the others waits. `compile` says whether fused steps are compiled: "auto" in the background, when it pays.
 
     >>> import torch, carpool
     >>> x, y = torch.randn(64, 4), torch.randn(64, 1)

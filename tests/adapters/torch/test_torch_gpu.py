@@ -1,6 +1,7 @@
 """What only a GPU can show: no waiting while chunks are enqueued, memory given back, objects left where they were."""
 
 import gc
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,8 +10,11 @@ import torch.nn.functional as F
 from zoo import mlp
 
 import carpool
+from carpool.adapters.torch import program, programs
+from carpool.adapters.torch.compiler import Background
 from carpool.adapters.torch.fused import StackedSession
 from carpool.adapters.torch.train import TorchAdapter
+from carpool.events import Event, GroupCompiled
 from carpool.planning.cursor import Chunk, Cursor
 
 pytestmark = pytest.mark.gpu
@@ -67,3 +71,28 @@ def test_objects_are_left_on_the_device_they_came_from(strategy):
     assert {parameter.device.type for parameter in live.parameters()} == {"cpu"}
     assert {slot.device.type for state in optimizer.state.values() for slot in state.values()} == {"cpu"}
     assert results[0].peak_bytes
+
+
+def test_a_step_compiled_in_the_background_is_taken_up_in_graphs_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    class Patient(Background):
+        def poll(self) -> int | None:
+            return self.wait()
+
+    monkeypatch.setattr(program, "Background", Patient)
+    monkeypatch.setattr(program, "_memory", type(program._memory)())
+    monkeypatch.setattr(programs, "_FEWEST", 1)
+    monkeypatch.setattr(programs, "worth_compiling", lambda *_: True)
+    ready: list[bool] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, GroupCompiled):
+            ready.append(event.compiled)
+
+    def trained(compile: str | bool) -> list[float]:
+        jobs = [replace(job(seed), epochs=4) for seed in range(4)]
+        results = carpool.train(jobs, device="cuda", strategy="fused", compile=compile, reporters=[note])
+        return [value for result in results for value in result.history["loss"]]
+
+    losses = trained("auto")
+    assert ready == [False, True]
+    assert losses == pytest.approx(trained(False), rel=1e-4)

@@ -41,6 +41,7 @@ from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.transfer import sent
 from carpool.adapters.torch.validation import Validation
 from carpool.adapters.torch.window import Window
+from carpool.errors import described
 from carpool.job import Job
 from carpool.memory.estimate import CHECKED_BYTES
 from carpool.planning.cursor import Chunk, Cursor, Supply, launches
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 Tensors = dict[str, Tensor]
 
 _CHECK_LAUNCHES = 4
+_CONFIRMED = 16  # members whose step alone is compared with a compiled step before it is taken up
 
 
 class StackedSession(FusedSession):
@@ -155,6 +157,7 @@ class StackedSession(FusedSession):
         return data
 
     def advance(self, chunk: Chunk) -> Ticket:
+        self._take_compiled(chunk)
         ahead = self._hypers.ahead(chunk.rows, self._due(chunk))
         try:
             self._feed(chunk, chunk.steps)
@@ -175,6 +178,28 @@ class StackedSession(FusedSession):
             raise self._failure(chunk, ahead, error) from error
         self._used(chunk, chunk.steps)
         return self._ticket(chunk, ahead, clock.stop())
+
+    def _take_compiled(self, chunk: Chunk) -> None:
+        """Goes on with the compiled step once it is there, if members alone agree with it; else the traced one stays."""
+        if any(
+            cursor.batch and self._gathers(row) for row, cursor in zip(chunk.rows, chunk.cursors, strict=True)
+        ):
+            return  # half of an update's gradients are gathered
+        program = self._programs.take_compiled("train", chunk.size)
+        if program is None:
+            return
+        alive = self._tensors["alive"].tolist()
+        try:
+            mismatch = self.check(
+                chunk, [row for row in spread(chunk.rows, _CONFIRMED) if alive[row]]
+            ).mismatch
+        except Exception as error:
+            mismatch = described(error)
+        if mismatch is not None:
+            program.take_back(mismatch)
+
+    def _gathers(self, row: int) -> bool:
+        return self._member(row).built.job.accumulate > 1
 
     def _due(self, chunk: Chunk) -> np.ndarray:
         return cadence.due(chunk, {row: self._member(row).built for row in chunk.rows}, self.width)
@@ -282,7 +307,10 @@ class StackedSession(FusedSession):
         return self._program("train", size, lambda: train_step(self._recipe, size), self._tensors)
 
     def _program(self, kind: str, size: int, make: Callable[[], Any], tensors: Tensors) -> Program:
-        return self._programs.get(kind, size, make, tensors, lambda: self._launches(kind, size))
+        program = self._programs.get(kind, size, make, tensors, lambda: self._launches(kind, size))
+        if kind != "train":  # a training step is taken up between chunks, and looked at first
+            self._programs.take_compiled(kind, size)
+        return program
 
     def _launches(self, kind: str, size: int) -> int:
         """How many launches of this kind and size a whole run has, in all stacks that share its steps."""
@@ -387,9 +415,13 @@ class StackedSession(FusedSession):
         return found
 
     def _tried(self, chunk: Chunk) -> Trial:
-        together_s, compiled = self.launch(chunk)
         case = self._case(chunk.rows[0], chunk.cursors[0], 0, chunk.size)
+        together_s, compiled = self.launch(chunk)
         own_s = alone_s(self._recipe, case, self._first.probe.random)
+        found = Trial(self.width, together_s, own_s, compiled)
+        if found.pays or self._programs.take_compiled("train", chunk.size, wait=True) is None:
+            return found
+        together_s, compiled = self.launch(chunk)  # it may be worth it compiled
         return Trial(self.width, together_s, own_s, compiled)
 
     def launch(self, chunk: Chunk) -> tuple[float, bool]:

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-_PLACES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")
+PLACES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")
 
 
 def settings() -> tuple[str, ...]:
     """The precision of float32 products, place by place."""
-    return tuple(_read(place) for place in _PLACES)
+    return tuple(_read(place) for place in PLACES)
 
 
 def multiplies_in_tf32() -> bool:

@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from carpool.adapters.torch import precision
+from carpool.adapters.torch.compiler import Background, Cached, Request, compiled, is_cached, mark, request
 from carpool.errors import described
 
 Tensors = dict[str, Tensor]
@@ -36,10 +37,12 @@ _SMALL_NODES = 200  # such a network's step, traced; from there compiling takes 
 
 @dataclass
 class _Ready:
-    """A traced step and, when it was compiled, the compiled one."""
+    """A traced step and, when it was compiled, the compiled one. `failed`: it could not be, or does not hold."""
 
     traced: GraphModule
     compiled: Callable[..., None] | None = None
+    compiling: Background | Cached | None = None
+    failed: bool = False
 
     @property
     def best(self) -> Callable[..., None]:
@@ -47,8 +50,16 @@ class _Ready:
             self.traced if self.compiled is None else self.compiled
         )  # `or` would ask a compiled module for its length
 
+    def stop(self) -> None:
+        if self.compiling is not None:
+            self.compiling.close()
+            self.compiling = None
+
 
 _memory: OrderedDict[Hashable, _Ready] = OrderedDict()
+
+
+_CACHED_S = 3.0  # of what was compiled before: mostly loading the compiler
 
 
 def compile_guess_s(device: str, nodes: int = 0) -> float:
@@ -82,6 +93,12 @@ class Program:
     def compiled(self) -> bool:
         return self._ready.compiled is not None
 
+    def compiling_guess_s(self) -> float:
+        """What compiling is expected to take."""
+        if is_cached(self._request()):
+            return _CACHED_S
+        return compile_guess_s(str(self._device), self.nodes)
+
     @property
     def nodes(self) -> int:
         """How many operations the traced step has: an unrolled recurrence has many."""
@@ -90,18 +107,66 @@ class Program:
     def compile(self) -> None:
         """Compiles the traced step; where the compiler is missing or fails, the traced step stays."""
         started = time.perf_counter()
-        if self._ready.compiled is None:
-            candidate = torch.compile(self._ready.traced, dynamic=False)
+        self._ready.stop()
+        if self._ready.compiled is None and not self._ready.failed:
             try:
+                asked = self._request()
+                candidate = compiled(asked)
                 self._idle(candidate)
                 self._ready.compiled = candidate
+                mark(asked)
             except Exception as error:
-                warnings.warn(
-                    f"carpool: compiling failed, so the step runs uncompiled ({described(error)[:300]})",
-                    stacklevel=2,
-                )
-        self._call = self._ready.best
+                self._give_up(described(error))
+        self._adopt()
         self.prepare_s += time.perf_counter() - started
+
+    def begin_compiling(self) -> None:
+        """Begins to compile in the background; the traced step runs meanwhile."""
+        if self._ready.compiled is None and self._ready.compiling is None and not self._ready.failed:
+            asked = self._request()
+            self._ready.compiling = Cached() if is_cached(asked) else Background(asked)
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether compiling goes on in the background, or another session's is through and was not taken up here."""
+        return self._ready.compiling is not None or self._call is not self._ready.best
+
+    def take_compiled(self, wait: bool = False) -> bool:
+        """Takes up the compiled step if it is there by now; whether the next launch is another than the last one."""
+        background = self._ready.compiling
+        if background is not None:
+            code = background.wait() if wait else background.poll()
+            if code is None:
+                return False
+            if code:
+                self._give_up(background.told())
+                self._ready.stop()
+        before = self._call
+        if self._ready.failed or (background is None and before is self._ready.best):
+            return False
+        self.compile()
+        return self._call is not before
+
+    def take_back(self, reason: str) -> None:
+        """The compiled step does not hold: the traced one goes on."""
+        self._give_up(reason)
+        self._adopt()
+
+    def _request(self) -> Request:
+        return request(self._ready.traced, self._inputs)
+
+    def _give_up(self, reason: str) -> None:
+        self._ready.failed, self._ready.compiled = True, None
+        warnings.warn(
+            f"carpool: compiling failed, so the step runs uncompiled ({reason[:300]})", stacklevel=3
+        )
+
+    def _adopt(self) -> None:
+        if self._call is self._ready.best:
+            return
+        if self._graphs:  # what is in flight runs on memory that goes with them
+            torch.cuda.current_stream().synchronize()
+        self._call, self._graphs = self._ready.best, {}
 
     def launch_s(self) -> float:
         """Seconds one launch takes now, measured on idle rows: nothing changes."""
@@ -175,6 +240,12 @@ class Program:
         finally:
             active.copy_(before)
             counter.copy_(at)
+
+
+def stop_compiling() -> None:
+    """Nothing is compiled in the background any more, for whomever it was."""
+    for ready in _memory.values():
+        ready.stop()
 
 
 def _trace(

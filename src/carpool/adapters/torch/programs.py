@@ -1,4 +1,4 @@
-"""The steps of a stack, each made ready when it is first needed: traced, and compiled where that pays."""
+"""The steps of a stack, each made ready when it is first needed: traced, and compiled where that pays, in the background or at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from carpool.adapters.base import Prepared
-from carpool.adapters.torch.program import Program, compile_guess_s
+from carpool.adapters.torch.program import Program
 from carpool.planning.widths import worth_compiling
 
 Tensors = dict[str, Tensor]
@@ -32,11 +32,24 @@ class Programs:
         """The program; made by `make` over these tensors the first time, for so many launches in all."""
         if (kind, size) not in self._ready:
             program = Program(make(), tensors, (kind, self._key, size))
-            if self._should_compile(program, launches):
+            if self._compile is True:
                 program.compile()
+            elif self._compile == "auto" and self._pays(program, launches):
+                program.begin_compiling()
             self._ready[kind, size] = program
             self._prepared(size, self._width, program.compiled, program.prepare_s)
         return self._ready[kind, size]
+
+    def take_compiled(self, kind: str, size: int, wait: bool = False) -> Program | None:
+        """The program, if from now on it is a compiled one that was not when it was last asked for."""
+        program = self._ready.get((kind, size))
+        if program is None or not program.is_compiling:
+            return None
+        before_s = program.prepare_s
+        if not program.take_compiled(wait):
+            return None
+        self._prepared(size, self._width, program.compiled, program.prepare_s - before_s)
+        return program
 
     def prepare_s(self, kind: str) -> float:
         """Seconds that programs of a kind took to be made ready."""
@@ -46,15 +59,12 @@ class Programs:
         """The same for a stack of another width, with nothing made ready."""
         return Programs(self._key, width, self._device, self._compile, self._prepared)
 
-    def _should_compile(self, program: Program, launches: Callable[[], int]) -> bool:
-        if self._compile != "auto":
-            return bool(self._compile)
-        if program.compiled:
-            return True
-        if launches() < _FEWEST:
+    def _pays(self, program: Program, launches: Callable[[], int]) -> bool:
+        """Whether a run is so long that compiling pays."""
+        if program.compiled or launches() < _FEWEST:
             return False
         try:
             launch_s = program.launch_s()
         except Exception:  # a batch that raises here raises again when it counts, and is blamed on its row
             return False
-        return worth_compiling(launches(), launch_s, compile_guess_s(self._device, program.nodes))
+        return worth_compiling(launches(), launch_s, program.compiling_guess_s())

@@ -22,6 +22,7 @@ from carpool.adapters.torch.members import make_members
 from carpool.adapters.torch.phases import build_phases, evaluation
 from carpool.adapters.torch.predict import predict
 from carpool.adapters.torch.probe import Probe, probe
+from carpool.adapters.torch.program import stop_compiling
 from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.stack import initial_states
 from carpool.adapters.torch.store import Store, key_of
@@ -181,6 +182,7 @@ class TorchAdapter(Adapter):
 
     def close(self) -> None:
         self._streams.stop()
+        stop_compiling()
 
     def absorb(self, job: Job, state: JobState) -> Trained:
         absorb_into(self._known[job].built, state)

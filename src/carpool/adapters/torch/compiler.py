@@ -1,0 +1,171 @@
+"""Compiles a traced step with Inductor: here and now, or first in a process of its own, while the step runs uncompiled.
+
+Inductor keeps what it compiled on disk. So the process compiles for that cache alone, and compiling here afterwards takes a moment. In a thread
+the compiler, which is Python, would hold the lock that the training loop needs; and a process can be stopped when nobody needs it any more.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import pickle
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from carpool import recall
+from carpool.adapters.torch import precision
+from carpool.process.child import Child
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What Inductor asks of an input."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """A step, its inputs, and the global settings that are baked into what is compiled."""
+
+    traced: bytes
+    shapes: tuple[Shape, ...]
+    threads: int
+    precision: tuple[str, ...]
+    deterministic: bool
+    default_dtype: torch.dtype
+
+
+def request(traced: GraphModule, inputs: Sequence[Tensor]) -> Request:
+    shapes = tuple(Shape(tuple(t.shape), t.stride(), t.dtype, str(t.device)) for t in inputs)
+    return Request(
+        pickle.dumps(traced),
+        shapes,
+        torch.get_num_threads(),
+        precision.settings(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_dtype(),
+    )
+
+
+def compiled(asked: Request) -> Callable[..., None]:
+    """The step, compiled; nothing is run. The trace stays as it is."""
+    import torch._dynamo  # a trace is read with parts of it, which torch loads late
+    from torch._inductor import compile as inductor
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    own: GraphModule = pickle.loads(
+        asked.traced
+    )  # as the other process has it too, or the cache would not know it
+    with FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True):  # without a ShapeEnv nothing is cached
+        inputs = [
+            torch.empty_strided(one.size, one.stride, dtype=one.dtype, device=one.device)
+            for one in asked.shapes
+        ]
+    with torch.no_grad():
+        return inductor(own, inputs)  # type: ignore[return-value]
+
+
+def is_cached(asked: Request) -> bool:
+    """Whether it was compiled on this machine before, and Inductor's cache is still there."""
+    return _mark(asked).exists() and _inductor_folder().exists()
+
+
+def mark(asked: Request) -> None:
+    """Notes that it was compiled."""
+    with suppress(OSError):
+        _mark(asked).parent.mkdir(parents=True, exist_ok=True)
+        _mark(asked).touch()
+
+
+def _mark(asked: Request) -> Path:
+    parts = (torch.__version__, str(_inductor_folder()), replace(asked, traced=b""))
+    digest = hashlib.sha256(asked.traced + repr(parts).encode()).hexdigest()
+    return recall.folder() / "compiled" / digest
+
+
+def _inductor_folder() -> Path:
+    if own := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return Path(own)
+    return Path(tempfile.gettempdir()) / f"torchinductor_{re.sub(r'[^0-9A-Za-z_.-]', '_', getpass.getuser())}"
+
+
+class Cached:
+    """A step that was compiled before: there is nothing to wait for."""
+
+    def poll(self) -> int | None:
+        return 0
+
+    def wait(self) -> int | None:
+        return 0
+
+    def told(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Background:
+    """A step being compiled in a process of its own."""
+
+    def __init__(self, asked: Request) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="carpool-compile-")
+        place = Path(self._folder.name)
+        (place / "request").write_bytes(pickle.dumps(asked))
+        self._said = (place / "said").open("w+b")
+        self._child = Child(
+            [sys.executable, "-m", __name__, str(place / "request")],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdout=self._said,
+            stderr=self._said,
+        )
+
+    def poll(self) -> int | None:
+        """Its exit code, 0 for compiled; None while it goes on."""
+        return self._child.poll()
+
+    def wait(self) -> int | None:
+        return self._child.wait()
+
+    def told(self) -> str:
+        """The last line of what it said."""
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"exit code {self._child.poll()}"
+
+    def close(self) -> None:
+        self._child.close()
+        self._said.close()
+        self._folder.cleanup()
+
+
+def _work(path: str) -> None:
+    asked: Request = pickle.loads(Path(path).read_bytes())
+    torch.set_num_threads(asked.threads)
+    torch.set_default_dtype(asked.default_dtype)
+    torch.use_deterministic_algorithms(asked.deterministic)
+    for place, word in zip(precision.PLACES, asked.precision, strict=True):
+        attrgetter(place)(torch.backends).fp32_precision = word
+    compiled(asked)
+
+
+if __name__ == "__main__":
+    import carpool.adapters.torch.train  # noqa: F401  # which registers our own operators
+
+    _work(sys.argv[1])

@@ -1,0 +1,223 @@
+"""A step that is compiled while it runs uncompiled: taken up between chunks, if it holds; and nothing is left behind."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from live import X, Y, net
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+
+import carpool
+from carpool.adapters.torch import compiler, program, programs
+from carpool.adapters.torch.compiler import Background
+from carpool.events import Event, GroupCompiled
+
+
+def jobs(epochs: int = 4, width: int = 3, **options: Any) -> list[carpool.Job]:
+    return [
+        carpool.Job(
+            net,
+            (X, Y),
+            loss=F.mse_loss,
+            optimizer=partial(torch.optim.Adam, lr=0.01 * (1 + i)),
+            batch_size=4,
+            epochs=epochs,
+            seed=i,
+            name=str(i),
+            **options,
+        )
+        for i in range(width)
+    ]
+
+
+def train(made: list[carpool.Job], compile: str | bool = "auto") -> tuple[list[Any], list[bool]]:
+    """The models' states, and whether each step that was made ready was compiled."""
+    events: list[Event] = []
+    results = carpool.train(made, device="cpu", strategy="fused", compile=compile, reporters=[events.append])
+    assert all(result.outcome is carpool.Outcome.COMPLETED for result in results)
+    states = [result.model.state_dict() for result in results]
+    return states, [event.compiled for event in events if isinstance(event, GroupCompiled)]
+
+
+def same(found: list[Any], wanted: list[Any], within: float = 0.0) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        for name, tensor in one.items():
+            torch.testing.assert_close(tensor, other[name], rtol=0, atol=within)
+
+
+@pytest.fixture(autouse=True)
+def pays(monkeypatch: pytest.MonkeyPatch):
+    """Every run is long enough, and nothing is remembered of other tests."""
+    monkeypatch.setattr(programs, "_FEWEST", 1)
+    monkeypatch.setattr(programs, "worth_compiling", lambda *_: True)
+    monkeypatch.setattr(program, "_memory", type(program._memory)())
+
+
+class Patient(Background):
+    """Is through when it is first asked."""
+
+    def poll(self) -> int | None:
+        return self.wait()
+
+
+class Stage:
+    """Stands in for the process: `code` is what it ends with, None while it goes on."""
+
+    def __init__(self, code: int | None) -> None:
+        self.code, self.closed = code, 0
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def wait(self) -> int | None:
+        self.code = self.code or 0
+        return self.code
+
+    def told(self) -> str:
+        return "no such compiler"
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch):
+    """Nothing is really compiled: the process is played, and the compiled step is what `step` makes of the traced one."""
+
+    def begin(code: int | None, step: Any = lambda traced: traced) -> list[Stage]:
+        began: list[Stage] = []
+
+        def made(_: Any) -> Stage:
+            began.append(Stage(code))
+            return began[-1]
+
+        monkeypatch.setattr(program, "Background", made)
+        monkeypatch.setattr(
+            program, "compiled", lambda asked: step(next(iter(program._memory.values())).traced)
+        )
+        return began
+
+    return begin
+
+
+def test_it_begins_uncompiled_and_goes_on_compiled(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(program, "Background", Patient)
+    counters.clear()
+    states, ready = train(jobs(epochs=30))
+    assert ready == [False, True]
+    assert counters["inductor"]["fxgraph_cache_hit"] == 1, "compiled here what the process had compiled"
+    plain, _ = train(jobs(epochs=30), compile=False)
+    same(states, plain, within=1e-5)
+
+
+def test_what_was_compiled_before_needs_no_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, staged: Any
+):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    began = staged(0, step=lambda traced: lambda *inputs: traced(*inputs))
+    assert train(jobs())[1] == [False, True]
+    program._memory.clear()  # as in the next process
+    assert train(jobs())[1] == [False, True]
+    assert len(began) == 1
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "wiped"))
+    program._memory.clear()
+    train(jobs())
+    assert len(began) == 2
+
+
+def test_what_cannot_be_compiled_goes_on_uncompiled(staged: Any):
+    seen = staged(1)
+    with pytest.warns(UserWarning, match="the step runs uncompiled .no such compiler"):
+        states, ready = train(jobs())
+    assert ready == [False]
+    same(states, train(jobs(), compile=False)[0])
+    assert [one.closed for one in seen] == [1]
+
+
+def test_a_compiled_step_that_does_not_hold_is_not_taken_up(staged: Any):
+    def wrong(traced: Any) -> Any:
+        def step(*inputs: torch.Tensor) -> None:
+            traced(*inputs)
+            flags = [one for one in inputs if one.dtype is torch.bool and one.shape == (3,)]
+            if all(one.any() for one in flags):  # some row is active
+                inputs[0].mul_(1.5)
+
+        return step
+
+    staged(0, step=wrong)
+    with pytest.warns(UserWarning, match="differs from its step alone"):
+        states, _ = train(jobs())
+    same(states, train(jobs(), compile=False)[0])
+
+
+def test_a_run_that_ends_first_leaves_no_process(staged: Any):
+    began = staged(None)
+    assert train(jobs())[1] == [False]
+    assert [stage.closed for stage in began] == [1]
+
+
+def test_the_process_itself_is_gone_when_a_run_ends_first(monkeypatch: pytest.MonkeyPatch):
+    began: list[Background] = []
+
+    class Noted(Background):
+        def __init__(self, asked: Any) -> None:
+            super().__init__(asked)
+            began.append(self)
+
+        def poll(self) -> int | None:
+            return None
+
+    monkeypatch.setattr(program, "Background", Noted)
+    train(jobs())
+    (one,) = began
+    assert one._child.code is not None
+    assert not Path(one._folder.name).exists()
+
+
+def test_half_gathered_gradients_are_not_switched_under(staged: Any):
+    staged(0, step=lambda traced: lambda *inputs: traced(*inputs))
+    states, ready = train(jobs(accumulate=2))
+    assert ready == [False, True]
+    same(states, train(jobs(accumulate=2), compile=False)[0])
+
+
+@pytest.mark.parametrize(("uncompiled_pays", "asked"), [(True, 1), (False, 2)])
+def test_a_trial_waits_for_the_compiler_only_where_it_matters(
+    monkeypatch: pytest.MonkeyPatch, staged: Any, trials: None, uncompiled_pays: bool, asked: int
+):
+    from carpool.adapters.torch import fused
+
+    launches: list[bool] = []
+
+    def launch(session: Any, chunk: Any) -> tuple[float, bool]:
+        made = session._train_program(chunk.size).compiled
+        launches.append(made)
+        return (1e-6 if made or uncompiled_pays else 1e3), made
+
+    staged(None, step=lambda traced: lambda *inputs: traced(*inputs))
+    monkeypatch.setattr(fused.StackedSession, "launch", launch)
+    monkeypatch.setattr(fused, "alone_s", lambda *_: 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = carpool.train(jobs(), device="cpu", reporters=[])
+    assert {result.strategy for result in results} == {"fused"}
+    assert launches == [False, True][:asked]
+
+
+def test_a_request_tells_what_is_baked_in():
+    traced = torch.fx.symbolic_trace(torch.nn.ReLU())
+    one = compiler.request(traced, [torch.zeros(2, 3)])
+    assert compiler._mark(one) == compiler._mark(compiler.request(traced, [torch.ones(2, 3)]))
+    assert compiler._mark(one) != compiler._mark(compiler.request(traced, [torch.zeros(3, 2).t()]))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert compiler._mark(one) != compiler._mark(compiler.request(traced, [torch.zeros(2, 3)]))
+    finally:
+        torch.set_num_threads(threads)
