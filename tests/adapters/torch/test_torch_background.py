@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from live import X, Y, net
+from live import X, Y
+from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
@@ -17,6 +18,10 @@ import carpool
 from carpool.adapters.torch import compiler, program, programs
 from carpool.adapters.torch.compiler import Background
 from carpool.events import Event, GroupCompiled
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.1), nn.Linear(4, 1))
 
 
 def jobs(epochs: int = 4, width: int = 3, **options: Any) -> list[carpool.Job]:

@@ -44,6 +44,15 @@ def test_the_second_sweep_of_a_structure_compiles_nothing(monkeypatch):
     assert all(result.error is None for result in results)
 
 
+def test_what_was_compiled_for_another_run_is_not_run_where_nothing_may_be_compiled():
+    ZOO.run(jobs("mlp"), compile=True)
+    events: list = []
+    carpool.train(jobs("mlp"), device="cpu", compile=False, strategy="fused", reporters=[events.append])
+    prepared = [event.compiled for event in events if isinstance(event, GroupCompiled)]
+    assert prepared
+    assert not any(prepared)
+
+
 def test_where_compiling_fails_the_step_runs_uncompiled_and_says_so(monkeypatch):
     def no_compiler(asked):
         raise RuntimeError("no C++ compiler")

@@ -195,8 +195,7 @@ class Kept:
                 raise
             except Exception as error:
                 raise _refused(blame(error)) from error
-            if self._compile:
-                program.compile()
+            program.compile() if self._compile else program.stay_traced()
             self._programs[place] = _Ready(program, data)
         self._programs.move_to_end(place)
         while len(self._programs) > _MOST_PROGRAMS:

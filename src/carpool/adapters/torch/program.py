@@ -91,7 +91,11 @@ class Program:
 
     @property
     def compiled(self) -> bool:
-        return self._ready.compiled is not None
+        return self._call is self._ready.compiled
+
+    def stay_traced(self) -> None:
+        """Runs as it was traced, whoever had it compiled."""
+        self._call = self._ready.traced
 
     def compiling_guess_s(self) -> float:
         """What compiling is expected to take."""
@@ -142,10 +146,11 @@ class Program:
                 self._give_up(background.told())
                 self._ready.stop()
         before = self._call
-        if self._ready.failed or (background is None and before is self._ready.best):
-            return False
-        self.compile()
-        return self._call is not before
+        if self._ready.failed:
+            self._adopt()  # another session may have found that it does not hold
+        elif background is not None or before is not self._ready.best:
+            self.compile()
+        return self.compiled and self._call is not before
 
     def take_back(self, reason: str) -> None:
         """The compiled step does not hold: the traced one goes on."""

@@ -34,7 +34,9 @@ class Programs:
             program = Program(make(), tensors, (kind, self._key, size))
             if self._compile is True:
                 program.compile()
-            elif self._compile == "auto" and self._pays(program, launches):
+            elif not self._compile:
+                program.stay_traced()
+            elif self._pays(program, launches):
                 program.begin_compiling()
             self._ready[kind, size] = program
             self._prepared(size, self._width, program.compiled, program.prepare_s)
@@ -43,7 +45,7 @@ class Programs:
     def take_compiled(self, kind: str, size: int, wait: bool = False) -> Program | None:
         """The program, if from now on it is a compiled one that was not when it was last asked for."""
         program = self._ready.get((kind, size))
-        if program is None or not program.is_compiling:
+        if program is None or not self._compile or not program.is_compiling:
             return None
         before_s = program.prepare_s
         if not program.take_compiled(wait):
