@@ -36,6 +36,11 @@ class Size:
     members: int
     epochs: int
 
+    @property
+    def names(self) -> frozenset[str]:
+        """What `--rows` calls it."""
+        return frozenset({self.workload, f"{self.workload}:{self.members}"})
+
 
 SIZES = (
     Size("small-mlp", 1, 64),
