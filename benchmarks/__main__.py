@@ -102,7 +102,7 @@ def _default_command() -> str:
 
 
 def _cpu(options: argparse.Namespace) -> int:
-    from benchmarks import cpu, hardware
+    from benchmarks import cpu, floor, hardware
 
     _set_threads(options.threads)
     compile = _compile(options)
@@ -110,6 +110,7 @@ def _cpu(options: argparse.Namespace) -> int:
     report = _report(
         "cpu", options, hardware.describe("cpu"), cpu.settings(options.windows, compile), cpu.NOTES
     )
+    report = replace(report, ceilings=floor.ceilings("cpu", "fp32"))
     return _record(report, cpu.run(sizes, options.windows, compile, _say), options.out)
 
 
@@ -233,7 +234,7 @@ def _readme(results: Path) -> int:
         _say(f"Expected full results in {results}, found none. Run `python -m benchmarks` first.")
         return 1
     try:
-        report.rewrite_readme(ROOT / "README.md", reports)
+        report.rewrite_readme(ROOT / "README.md", reports, results)
     except (report.MarkersMissing, FileNotFoundError) as error:
         _say(f"README.md was left as it is. {error}")
         return 1

@@ -20,6 +20,7 @@ from benchmarks.windows import Way, measure
 from benchmarks.workloads import WORKLOADS, sampled, sweep
 
 WINDOW_S = 0.4  # of the steady peers; carpool's windows are whole calls
+ROW_S = 90.0  # what a row may take however many follow: a later run goes on with those
 COMPARED = 2  # models whose weights are compared
 Say = Callable[[str], None]
 NOTES = (
@@ -113,14 +114,14 @@ def run(
     say: Say = print,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Row | Cold]:
-    """The rows, one by one; each gets its share of the seconds that are left."""
+    """The rows, one by one; each gets its share of the seconds that are left, or what a row needs, if that is more."""
     end = clock() + limits.budget_s
     for number, size in enumerate(sizes):
         left = end - clock()
         if left <= 0:
             say(f"out of time: {len(sizes) - number} rows are left out; --resume goes on with them")
             return
-        share = left / (len(sizes) - number)
+        share = min(left, max(ROW_S, left / (len(sizes) - number)))
         say(f"{size.members} × {size.workload}: {share:.0f} s of {left:.0f} s")
         if isinstance(size, ColdSize):
             yield cold.measure(size, setting.device, setting.precision, left, say)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -73,10 +74,18 @@ def newest(folder: Path) -> list[Report]:
     return [latest[kind] for kind in ("gpu", "cpu") if kind in latest]
 
 
-def rewrite_readme(readme: Path, reports: Iterable[Report]) -> None:
-    """Puts the tables between the README's markers."""
-    tables = "\n".join(markdown(report) for report in reports)
+def rewrite_readme(readme: Path, reports: Iterable[Report], results: Path) -> None:
+    """Puts the tables between the README's markers, each with its plot where there is one."""
+    tables = "\n".join(markdown(report) + _picture(report, readme, results) for report in reports)
     readme.write_text(replaced(readme.read_text(), tables))
+
+
+def _picture(report: Report, readme: Path, results: Path) -> str:
+    path = place(report, results).with_suffix(".png")
+    if not path.exists():
+        return ""
+    where = os.path.relpath(path, readme.parent)
+    return f"\n![Model-steps a second by way, {report.kind}, {report.date}]({where})\n"
 
 
 def replaced(text: str, table: str) -> str:

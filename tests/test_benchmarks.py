@@ -352,6 +352,10 @@ def test_the_readme_command(
     readme.write_text(f"{reporting.START}\n{reporting.END}\n")
     assert command.main(arguments) == 0
     assert "**24.7 k**" in readme.read_text()
+    assert "![" not in readme.read_text()
+    (results / "2026-01-02-cpu.png").write_bytes(b"")
+    assert command.main(arguments) == 0
+    assert "](results/2026-01-02-cpu.png)" in readme.read_text()
 
 
 # The rest
@@ -375,6 +379,8 @@ def test_examples_in_docstrings(module: object) -> None:
 
 def test_the_cpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "SIZES", (cpu.Size("small-mlp", 3, 2),))
+    monkeypatch.setattr(cpu, "WINDOW_S", 0.01)
+    monkeypatch.setattr(torch, "compile", lambda function: function)
     threads = torch.get_num_threads()
 
     status = command.main(
@@ -385,9 +391,11 @@ def test_the_cpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.Monkey
     assert status == 0
     (report,) = reporting.newest(tmp_path)
     (row,) = report.rows
-    assert report.ways == ("plain loop", "torch.func vmap", "2 processes", OURS)
+    whole, steady = row.measured[:4], row.measured[4:]
+    assert [one.way for one in whole] == [OURS, "plain loop", "torch.func vmap", "2 processes"]
+    assert [one.way for one in steady] == ["compiled", "vmap + compile", "JAX vmap + scan"]
     assert all(one.rate and not one.note for one in row.measured)
-    assert [one.windows[0].model_steps for one in row.measured] == [3 * 64, 2 * 64, 3 * 64, 2 * 64]
+    assert [one.windows[0].model_steps for one in whole] == [3 * 64, 2 * 64, 3 * 64, 2 * 64]
     assert row.fidelity is not None
     assert row.fidelity.max_difference <= 1e-4 * row.fidelity.max_weight
 
