@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from benchmarks.workloads import Data, Member, Workload
 
 NAME = "JAX vmap + scan"
+_ANSWER_S = 150.0  # it may look for fast convolutions for as long as it is let
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ class Jax(Way):
 
     def _answer(self) -> Window:
         assert self._pipe is not None, "begin comes first"
+        if not self._pipe.poll(_ANSWER_S):
+            raise TimeoutError(f"the JAX process was still at it after {_ANSWER_S:.0f} s")
         try:
             reply: Ran = self._pipe.recv()
         except (EOFError, OSError) as error:

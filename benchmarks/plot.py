@@ -41,7 +41,9 @@ def draw(report: Report, path: Path) -> Path:
         _draw_row(axis, row, row.bound(report.ceilings))
     name = report.hardware.get("gpu", report.hardware["cpu"])
     precision = report.settings.get("precision", "float32")
-    figure.suptitle(f"model-steps a second: {name}, {precision}, {report.date}", fontsize=10)
+    figure.suptitle(
+        f"model-steps a second: {name}, {precision}, {report.date} (dashed: the floor)", fontsize=10
+    )
     figure.savefig(path, dpi=110)
     return path
 

@@ -112,10 +112,12 @@ def _caption(report: Report) -> list[str]:
     if precision := report.settings.get("precision"):
         where += f", {precision}"
     packages = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    options = " --quick" if report.quick else ""
+    options += f" --precision {precision}" if precision else ""
     return [
         f"Model-steps a second, summed over the models: medians of {_rounds(report)} windows in which the ways take turns;"
         " in brackets, and after ÷, how many times faster carpool is: a whole warm call / once open.",
-        f"{where}; {packages}; {report.date}; `python -m benchmarks {report.kind}{' --quick' if report.quick else ''}`.",
+        f"{where}; {packages}; {report.date}; `python -m benchmarks {report.kind}{options}`.",
         "",
         *(f"- {note}" for note in report.notes),
         *_cold_notes(report.cold),

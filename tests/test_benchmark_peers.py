@@ -262,10 +262,10 @@ def test_the_gpu_run_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     assert [(one.way, one.members) for one in together.measured] == [
         (OURS, 2),
         ("eager loop", 1),
-        ("compiled", 1),
         ("vmap + compile", 2),
         ("JAX vmap + scan", 2),
         ("vmap, eager", 2),
+        ("compiled", 1),
         ("threads", 2),
         ("processes", 2),
         ("processes + MPS", 2),

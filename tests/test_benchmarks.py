@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import cpu, gpu, hardware, ours
+from benchmarks import cpu, gpu, hardware, ours, precision, tables
 from benchmarks import report as reporting
 from benchmarks.cold import ColdSize
 from benchmarks.peers_cuda import Steps, repeated
@@ -30,7 +30,7 @@ from benchmarks.record import (
     from_json,
     to_json,
 )
-from benchmarks.windows import Called, Unavailable, measure
+from benchmarks.windows import Called, Unavailable, measure, measure_apart
 from benchmarks.workloads import sampled, sweep
 from carpool.events import EpochEnded, Event, GroupAdvanced, GroupStarted, GroupVerified
 
@@ -81,6 +81,16 @@ def test_past_the_deadline_no_way_is_prepared_and_no_second_round_begins() -> No
     assert log == ["ours", "ours"]
     assert len(one.windows) == 1
     assert (other.note, other.rate) == ("skipped: out of time", None)
+
+
+def test_ways_that_do_not_fit_side_by_side_come_one_after_another() -> None:
+    clock, log = FakeClock(), []
+    ways = [Called(name, 1, clock.takes(name, iter([1.0] * 9), log), clock=clock) for name in ("a", "b", "c")]
+
+    one, other, late = measure_apart(ways, 2, lambda: log.append("|"), deadline=5.5, clock=clock)
+
+    assert log == ["a", "a", "a", "|", "b", "b", "b", "|"]
+    assert (len(one.windows), len(other.windows), late.note) == (2, 2, "skipped: out of time")
 
 
 def test_a_way_that_raises_is_a_note_and_the_others_go_on() -> None:
@@ -369,7 +379,7 @@ def test_samples_are_spread_over_the_sweep() -> None:
     assert (members[0].lr, members[-1].lr) == pytest.approx((1e-4, 1e-2))
 
 
-@pytest.mark.parametrize("module", [reporting, hardware])
+@pytest.mark.parametrize("module", [reporting, hardware, precision, tables])
 def test_examples_in_docstrings(module: object) -> None:
     outcome = doctest.testmod(module)  # type: ignore[arg-type]
 
