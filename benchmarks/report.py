@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.hardware import slug
-from benchmarks.record import Cold, Report, Row, from_json, to_json
+from benchmarks.record import OURS, Cold, Report, Row, from_json, to_json
 from benchmarks.tables import markdown
 
 START, END = "<!-- benchmarks:start -->", "<!-- benchmarks:end -->"
@@ -56,7 +56,10 @@ def resumed(report: Report, folder: Path) -> Report:
 
 
 def _is_whole(row: Row) -> bool:
-    return bool(row.measured) and all(one.rate or not one.note.startswith("skipped") for one in row.measured)
+    """Whether carpool was timed and no way was left out for want of time."""
+    ours = row.way(OURS)
+    is_timed = ours is not None and ours.rate is not None
+    return is_timed and not any(one.note.startswith("skipped") for one in row.measured)
 
 
 def grown(report: Report, found: Row | Cold) -> Report:

@@ -281,19 +281,30 @@ def test_cold_calls_are_a_table_of_their_own() -> None:
 
 def test_a_run_that_was_cut_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
     cut = make_report("gpu")
-    late = replace(cut.rows[0], members=16, measured=(Measured("vmap", 16, note="skipped: out of time"),))
+    own = cut.rows[0].measured[0]
+    late = replace(cut.rows[0], members=16, measured=(own, Measured("vmap", 16, note="skipped: out of time")))
+    failed = replace(cut.rows[0], members=32, measured=(replace(own, windows=(), note="failed: no room"),))
     whole = Cold("mlp", "MLP", 64, 1000, ColdCall(3.0, 10.0), ColdCall(1.0, 4.0), 100.0, 200)
     lost = replace(whole, steps=100, note="failed: no room")
     fresh = replace(cut, rows=())
 
     assert reporting.resumed(fresh, tmp_path) == fresh
     reporting.write(
-        replace(cut, rows=(*cut.rows, late), cold=(whole, lost), ceilings=Ceilings(1.0, 2.0)), tmp_path
+        replace(cut, rows=(*cut.rows, late, failed), cold=(whole, lost), ceilings=Ceilings(1.0, 2.0)),
+        tmp_path,
     )
     found = reporting.resumed(fresh, tmp_path)
     assert (found.rows, found.cold, found.ceilings) == (cut.rows, (whole,), Ceilings(1.0, 2.0))
     elsewhere = replace(fresh, versions={"torch": "2.14"})
     assert reporting.resumed(elsewhere, tmp_path) == elsewhere
+
+
+def test_a_budget_that_is_spent_leaves_rows_out_and_says_so() -> None:
+    said: list[str] = []
+    limits, setting = gpu.Limits(1, 0.1, gpu.LEAST_S / 2), gpu.Setting("cpu", False, "fp32")
+
+    assert list(gpu.run(gpu.SIZES[:3], limits, setting, said.append)) == []
+    assert said == ["out of time: 3 rows are left out; --resume goes on with them"]
 
 
 def test_what_remains_of_a_run_leaves_out_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
