@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.record import OURS, Report, Row
+from benchmarks.caches import empty_compilers
+from benchmarks.record import OURS, Cold, Report, Row
 
 if TYPE_CHECKING:
+    from benchmarks.cold import ColdSize
     from benchmarks.cpu import Size
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.command == "readme":
         return _readme(options.out)
-    with _empty_compiler_cache():
+    with empty_compilers():
         command = options.command or _default_command()
         runs = {
             "gpu": _gpu,
@@ -69,10 +68,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--windows", type=int, default=5, help="alternating windows of every way (default 5)")
     parser.add_argument(
         "--rows",
-        help="only these: tiny,mlp,cnn,tfm, small-mlp,small-cnn; tiny:256 names a size; keras: three,members; tensorflow: modules,graphs",
+        help="only these: tiny,mlp,cnn,tfm,resnet, small-mlp,small-cnn; tiny:256 names a size, cold, cold:mlp and cold:mlp:100"
+        " cold calls; keras: three,members; tensorflow: modules,graphs",
     )
     parser.add_argument(
-        "--budget-s", type=float, default=440.0, help="gpu: seconds to share among the rows (440)"
+        "--budget-s", type=float, default=500.0, help="gpu: seconds to share among the rows (500)"
+    )
+    parser.add_argument("--resume", action="store_true", help="gpu: keep today's rows, measure the others")
+    parser.add_argument(
+        "--precision",
+        choices=["tf32", "bf16", "fp32"],
+        default="tf32",
+        help="gpu: what every way computes in (default tf32)",
     )
     parser.add_argument("--worth-s", type=float, default=5.0, help="mix: eager seconds of each model (5)")
     parser.add_argument("--threads", type=int, help="torch's threads (default: torch's own choice)")
@@ -88,21 +95,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@contextmanager
-def _empty_compiler_cache() -> Iterator[None]:
-    """A first call is one only if nothing was compiled before, in an earlier run either."""
-    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    before = {name: os.environ.pop(name, None) for name in names}
-    with tempfile.TemporaryDirectory(prefix="benchmarks-", ignore_cleanup_errors=True) as empty:
-        os.environ |= {name: f"{empty}/{name.partition('_')[0].lower()}" for name in names}
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name)
-                os.environ |= {name: value} if value is not None else {}
-
-
 def _default_command() -> str:
     import torch
 
@@ -110,7 +102,7 @@ def _default_command() -> str:
 
 
 def _cpu(options: argparse.Namespace) -> int:
-    from benchmarks import cpu, hardware
+    from benchmarks import cpu, floor, hardware
 
     _set_threads(options.threads)
     compile = _compile(options)
@@ -118,19 +110,25 @@ def _cpu(options: argparse.Namespace) -> int:
     report = _report(
         "cpu", options, hardware.describe("cpu"), cpu.settings(options.windows, compile), cpu.NOTES
     )
+    report = replace(report, ceilings=floor.ceilings("cpu", "fp32"))
     return _record(report, cpu.run(sizes, options.windows, compile, _say), options.out)
 
 
 def _gpu(options: argparse.Namespace) -> int:
-    from benchmarks import gpu, hardware
+    from benchmarks import floor, gpu, hardware, precision, report
 
     _set_threads(options.threads)
-    device, compile = options.device or "cuda:0", _compile(options)
-    gpu.allow_tf32()
-    sizes = [size for size in (gpu.QUICK_SIZES if options.quick else gpu.SIZES) if _wanted(size, options)]
+    precision.allow(options.precision)
+    setting = gpu.Setting(options.device or "cuda:0", _compile(options), options.precision)
     limits = gpu.Limits(options.windows, gpu.WINDOW_S, options.budget_s)
-    report = _report("gpu", options, hardware.describe(device), gpu.settings(limits, compile), gpu.NOTES)
-    return _record(report, gpu.run(sizes, limits, device, compile, _say), options.out)
+    made = _report(
+        "gpu", options, hardware.describe(setting.device), gpu.settings(limits, setting), gpu.NOTES
+    )
+    made = report.resumed(made, options.out) if options.resume else made
+    if made.ceilings is None:
+        made = replace(made, ceilings=floor.ceilings(setting.device, options.precision))
+    sizes = [size for size in gpu.remaining(made, options.rows is not None) if _wanted(size, options)]
+    return _record(made, gpu.run(sizes, limits, setting, _say), options.out)
 
 
 def _memory(options: argparse.Namespace) -> int:
@@ -141,11 +139,11 @@ def _memory(options: argparse.Namespace) -> int:
 
 
 def _matrix(options: argparse.Namespace) -> int:
-    from benchmarks import gpu, hardware, matrix
+    from benchmarks import hardware, matrix, precision
 
     _set_threads(options.threads)
     device = options.device or ("cuda:0" if _default_command() == "gpu" else "cpu")
-    gpu.allow_tf32()
+    precision.allow("tf32")
     report = _report("matrix", options, hardware.describe(device), {"windows": options.windows}, matrix.NOTES)
 
     def wanted(word: str, count: int, same: bool) -> bool:
@@ -158,9 +156,9 @@ def _matrix(options: argparse.Namespace) -> int:
 
 
 def _mix(options: argparse.Namespace) -> int:
-    from benchmarks import gpu, hardware, mix
+    from benchmarks import hardware, mix, precision
 
-    gpu.allow_tf32()
+    precision.allow("tf32")
     device = options.device or "cuda:0"
     mixed = mix.run(device, options.worth_s, options.windows, options.compile == "on", _say)
     return _plainly("mix", hardware.describe(device), mixed.plain(), options.out)
@@ -236,7 +234,7 @@ def _readme(results: Path) -> int:
         _say(f"Expected full results in {results}, found none. Run `python -m benchmarks` first.")
         return 1
     try:
-        report.rewrite_readme(ROOT / "README.md", reports)
+        report.rewrite_readme(ROOT / "README.md", reports, results)
     except (report.MarkersMissing, FileNotFoundError) as error:
         _say(f"README.md was left as it is. {error}")
         return 1
@@ -244,16 +242,22 @@ def _readme(results: Path) -> int:
     return 0
 
 
-def _record(report: Report, rows: Iterable[Row], folder: Path) -> int:
+def _record(report: Report, found: Iterable[Row | Cold], folder: Path) -> int:
     """Writes after every row, so that a run that is cut off keeps its results; 1 when carpool failed in a row."""
-    from benchmarks.report import markdown, write
+    from benchmarks import plot
+    from benchmarks.report import grown, write
+    from benchmarks.tables import markdown
 
     path = write(report, folder)
-    for row in rows:
-        report = replace(report, rows=(*report.rows, row))
+    for one in found:
+        report = grown(report, one)
         path = write(report, folder)
     print(markdown(report), flush=True)
     _say(f"written to {path}")
+    if plot.is_there() and report.rows:
+        _say(f"drawn in {plot.draw(report, path.with_suffix('.png'))}")
+    else:
+        _say("no plot: matplotlib is not installed, or there is nothing to draw")
     failed = [row for row in report.rows if (ours := row.way(OURS)) is None or ours.rate is None]
     return 1 if failed else 0
 
@@ -271,10 +275,8 @@ def _compile(options: argparse.Namespace) -> str | bool:
     return {"on": True, "off": False, "auto": "auto"}[options.compile]
 
 
-def _wanted(size: Size, options: argparse.Namespace) -> bool:
-    if options.rows is None:
-        return True
-    return not {size.workload, f"{size.workload}:{size.members}"}.isdisjoint(options.rows.split(","))
+def _wanted(size: Size | ColdSize, options: argparse.Namespace) -> bool:
+    return options.rows is None or not size.names.isdisjoint(options.rows.split(","))
 
 
 def _set_threads(threads: int | None) -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks import fidelity, ours
+from benchmarks import fidelity, floor, ours
+from benchmarks.jax_worker import Jax
+from benchmarks.peers_cuda import Steps, captured_plain_step, captured_step, repeated
 from benchmarks.peers_torch import Workers, train_in_turn, train_vmapped
 from benchmarks.record import Row
 from benchmarks.windows import Called, Way, measure
@@ -16,9 +18,10 @@ from benchmarks.workloads import WORKLOADS, sampled, sweep
 SAMPLED = 2  # models that the plain loop and the processes train: a model's step takes as long whatever N is
 COMPARED = 4  # models whose weights are compared
 WORKERS = 2
+WINDOW_S = 0.4  # of the peers that are steady
 NOTES = (
-    "Every way goes from seeds to trained weights and follows loss and accuracy; carpool's window is a whole call of"
-    " `carpool.train`.",
+    "Every way follows loss and accuracy. carpool, the plain loop, torch.func's vmap and the processes go from seeds to trained"
+    " weights; carpool's window is a whole call of `carpool.train`. What is compiled, and JAX, is steady: once everything is there.",
     f"The plain loop and the processes train {SAMPLED} of the models for all steps: what a model's step takes them does"
     " not depend on how many models follow.",
     f"Weights are compared for {COMPARED} of the models, spread over the learning rates.",
@@ -35,6 +38,11 @@ class Size:
     workload: str
     members: int
     epochs: int
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What `--rows` calls it."""
+        return frozenset({self.workload, f"{self.workload}:{self.members}"})
 
 
 SIZES = (
@@ -86,6 +94,7 @@ def _row(size: Size, workers: Workers, windows: int, compile: str | bool) -> Row
         steps=order.steps,
         measured=measured,
         fidelity=fidelity.compare(order, COMPARED),
+        need=floor.need(workload, order.data),
     )
 
 
@@ -109,10 +118,16 @@ def _ways(order: ours.Order, workers: Workers) -> list[Way]:
         workers.warm_up(workload, few)
         return workers.count * steps
 
-    # A peer's first call only warms up: nothing is compiled.
+    def steady(name: str, count: int, make: Callable[[], Callable[[], None]]) -> Way:
+        return Steps(name, count, lambda: repeated(make(), "cpu"), "cpu", WINDOW_S)
+
+    # The first call of those that compile nothing only warms up.
     return [
         ours.Carpool(order),
         Called("plain loop", len(few), lambda: plain(epochs), lambda: plain(1)),
         Called("torch.func vmap", len(order.members), lambda: vmapped(epochs), lambda: vmapped(1)),
         Called(f"{WORKERS} processes", len(few), spread, start),
+        steady("compiled", 1, lambda: captured_plain_step(workload, few[0], data)),
+        steady("vmap + compile", len(order.members), lambda: captured_step(workload, order.members, data)),
+        Jax(workload, order.members, data, "cpu", WINDOW_S),
     ]

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 import carpool
-from benchmarks.peers_cuda import plain_step
-from benchmarks.peers_torch import seeded
+from benchmarks.peers_cuda import captured_plain_step, plain_step
 from benchmarks.workloads import WORKLOADS, Data, Member, Workload, accuracy, loss
 from carpool.events import Event, GroupEnded
 
@@ -60,11 +59,9 @@ def run(device: str, worth_s: float, windows: int, compiled: bool, say: Callable
     epochs = {name: _epochs(WORKLOADS[name], data[name], worth_s) for name in data}
     mixed = Mixed({name: epochs[name] * WORKLOADS[name].epoch_steps for name in data})
     say(f"steps each: {mixed.steps}")
-    threads = _Threads([_captured(WORKLOADS[name], data[name], i, False) for i, name in enumerate(MIX)])
+    threads = _Threads([_captured(i, name, data[name], False) for i, name in enumerate(MIX)])
     quick = (
-        _Threads([_captured(WORKLOADS[name], data[name], i, True) for i, name in enumerate(MIX)])
-        if compiled
-        else None
+        _Threads([_captured(i, name, data[name], True) for i, name in enumerate(MIX)]) if compiled else None
     )
     steps = [mixed.steps[name] for name in MIX]
     mixed.first_s = _ours(data, epochs, device)[0]
@@ -115,47 +112,8 @@ def _eager(data: dict[str, Data], steps: dict[str, int]) -> float:
     return seconds
 
 
-def _captured(workload: Workload, data: Data, seed: int, compiled: bool) -> Callable[[], None]:
-    """One model's step as a CUDA graph: batch gathered on the device, forward, backward, Adam, loss and accuracy summed."""
-    model = seeded(workload, Member(seed, 1e-3)).to(data.x.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
-    order = torch.randperm(len(data.x), device=data.x.device)
-    offsets = torch.arange(workload.batch_size, device=data.x.device)
-    place = torch.zeros((), dtype=torch.int64, device=data.x.device)
-    shown = torch.zeros(2, device=data.x.device)
-
-    def forward(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        prediction = model(x)
-        return loss(prediction, y), accuracy(prediction.detach(), y)
-
-    run_forward = torch.compile(forward) if compiled else forward
-
-    def step() -> None:
-        rows = order[place + offsets]
-        optimizer.zero_grad(set_to_none=True)
-        value, right = run_forward(data.x[rows], data.y[rows])
-        value.backward()
-        optimizer.step()
-        shown.add_(torch.stack([value.detach(), right]))
-        place.copy_(
-            (place + workload.batch_size) % (len(data.x) // workload.batch_size * workload.batch_size)
-        )
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    optimizer.zero_grad(set_to_none=True)
-    with torch.cuda.graph(graph):
-        step()
-
-    def replay(_held: Any = step) -> None:  # the graph runs on the step's tensors: they must live
-        graph.replay()
-
-    return replay
+def _captured(seed: int, name: str, data: Data, compiled: bool) -> Callable[[], None]:
+    return captured_plain_step(WORKLOADS[name], Member(seed, 1e-3), data, compiled)
 
 
 class _Threads:

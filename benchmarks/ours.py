@@ -10,10 +10,15 @@ from functools import partial
 import torch
 
 import carpool
+from benchmarks.pace import FirstStep, Pace
+from benchmarks.precision import of_job
 from benchmarks.record import OURS, Measured, Window
 from benchmarks.windows import Way, timed
 from benchmarks.workloads import Data, Member, Workload, accuracy, loss
-from carpool.events import EpochEnded, Event, GroupAdvanced, GroupStarted, GroupVerified
+from carpool.events import Emit, EpochEnded, Event, GroupAdvanced, GroupStarted, GroupVerified
+
+# A chunk is an epoch at most: with so many, the time between chunks tells the pace, and no member's epoch need be heard of.
+_PACED_EPOCHS = 8
 
 
 @dataclass(frozen=True)
@@ -46,20 +51,25 @@ class Carpool(Way):
         self.members = len(order.members)
         self._order = order
         self._steady: list[Window] = []
+        self._first_step_s: float | None = None
         self._peak_bytes: int | None = None
         self._notes: dict[str, None] = {}
 
     def prepare(self) -> Window:
-        return timed(lambda: self._train(None))
+        first = FirstStep()
+        window = timed(lambda: self._train(first))
+        self._first_step_s = first.seconds
+        return window
 
     def window(self) -> Window:
-        return timed(lambda: self._train(self._steady))
+        watch = Pace() if self._order.epochs >= _PACED_EPOCHS else Stopwatch()
+        window = timed(lambda: self._train(watch))
+        if (steady := watch.window()) is not None:
+            self._steady.append(steady)
+        return window
 
-    def _train(self, steady: list[Window] | None) -> int:
-        stopwatch = Stopwatch()
-        results = train(self._order, stopwatch)
-        if steady is not None and (window := stopwatch.window()) is not None:
-            steady.append(window)
+    def _train(self, watch: Emit) -> int:
+        results = train(self._order, watch)
         if self._peak_bytes is None:  # of the first call: later ones have the peers' memory beside them
             self._peak_bytes = max(result.peak_bytes or 0 for result in results) or None
         self._notes |= {f"{r.strategy}: {r.reason}": None for r in results if r.strategy != "fused"}
@@ -67,16 +77,23 @@ class Carpool(Way):
 
     def finished(self, measured: Measured) -> Measured:
         note = measured.note or "; ".join(self._notes)
-        return replace(measured, steady=tuple(self._steady), peak_bytes=self._peak_bytes, note=note[:300])
+        return replace(
+            measured,
+            steady=tuple(self._steady),
+            first_step_s=self._first_step_s,
+            peak_bytes=self._peak_bytes,
+            note=note[:300],
+        )
 
 
-def train(order: Order, reporter: Callable[[Event], None] | None = None) -> carpool.Results:
+def train(order: Order, reporter: Emit | None = None) -> carpool.Results:
     """All members by carpool, with the default strategy."""
     reporters = [reporter] if reporter is not None else []
-    return carpool.train(_jobs(order), device=order.device, reporters=reporters, compile=order.compile)
+    return carpool.train(jobs(order), device=order.device, reporters=reporters, compile=order.compile)
 
 
-def _jobs(order: Order) -> Sequence[carpool.Job]:
+def jobs(order: Order) -> Sequence[carpool.Job]:
+    """One for each member."""
     workload = order.workload
     return [
         carpool.Job(
@@ -89,6 +106,7 @@ def _jobs(order: Order) -> Sequence[carpool.Job]:
             batch_size=workload.batch_size,
             epochs=order.epochs,
             seed=member.seed,
+            precision=of_job(workload.precision),
         )
         for member in order.members
     ]

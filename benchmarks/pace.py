@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from benchmarks.record import Window
 from carpool.events import Event, GroupAdvanced
 
 
@@ -22,10 +23,29 @@ class Pace:
         assert isinstance(event, GroupAdvanced), event
         self._chunks.append((self._clock(), event.steps))
 
-    @property
-    def rate(self) -> float | None:
-        """Model-steps a second; None of a run of too few chunks to tell."""
+    def window(self) -> Window | None:
+        """From chunk to chunk; None of a run of too few chunks to tell."""
         seen = self._chunks[self.ahead :]
         if len(seen) < 2:
             return None
-        return sum(steps for _, steps in seen[1:]) / (seen[-1][0] - seen[0][0])
+        return Window(seen[-1][0] - seen[0][0], sum(steps for _, steps in seen[1:]))
+
+    @property
+    def rate(self) -> float | None:
+        """Model-steps a second."""
+        window = self.window()
+        return window.rate if window else None
+
+
+class FirstStep:
+    """Listens for the first steps of a run: `seconds` after this was made they were on their way."""
+
+    hears = frozenset({GroupAdvanced})
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._made = clock, clock()
+        self.seconds: float | None = None
+
+    def __call__(self, event: Event) -> None:
+        if self.seconds is None:
+            self.seconds = self._clock() - self._made

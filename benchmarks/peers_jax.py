@@ -9,26 +9,35 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from benchmarks.shapes import CLASSES, LENGTH, TOKENS
+from benchmarks.peers_jax_layers import (
+    Network,
+    Params,
+    Stats,
+    apply_conv,
+    apply_linear,
+    linear,
+    normalised,
+    stateless,
+)
+from benchmarks.peers_jax_resnet import resnet
+from benchmarks.shapes import (
+    CLASSES,
+    LENGTH,
+    RESNET_BLOCKS,
+    RESNET_WIDTHS,
+    SMALL_RESNET_BLOCKS,
+    SMALL_RESNET_WIDTHS,
+    TOKENS,
+)
 
-Params = Any
 HEADS = 4
 WIDTH = 128
-
-
-@dataclass(frozen=True)
-class Network:
-    """A structure as two pure functions."""
-
-    init: Callable[[Array], Params]
-    apply: Callable[[Params, Array], Array]
 
 
 @dataclass
@@ -48,15 +57,19 @@ class Epochs:
         jax.block_until_ready((self.state, shown))
 
 
-def epochs(name: str, x: np.ndarray, y: np.ndarray, learning_rates: np.ndarray, batch_size: int) -> Epochs:
+def epochs(
+    name: str, x: np.ndarray, y: np.ndarray, learning_rates: np.ndarray, batch_size: int, precision: str
+) -> Epochs:
     """The members of a sweep with everything on the device."""
+    if precision == "fp32":
+        jax.config.update("jax_default_matmul_precision", "highest")
     members, length = len(learning_rates), len(x)
     network = NETWORKS[name]
     keys = jax.random.split(jax.random.key(0), members)
     rows = jax.vmap(lambda key: jax.random.permutation(key, length))(keys)
     order = jnp.moveaxis(rows.reshape(members, -1, batch_size), 1, 0)  # scan walks over steps
-    state = jax.jit(jax.vmap(lambda key: _begin(network.init(key))))(keys)
-    step = jax.vmap(partial(_step, network), in_axes=(0, 0, 0, 0))
+    state = jax.jit(jax.vmap(lambda key: _begin(network, key)))(keys)
+    step = jax.vmap(partial(_step, network, precision == "bf16"), in_axes=(0, 0, 0, 0))
     lr = jnp.asarray(learning_rates, jnp.float32)
 
     def train(state: Params, order: Array, x: Array, y: Array) -> tuple[Params, Array]:
@@ -69,21 +82,28 @@ def epochs(name: str, x: np.ndarray, y: np.ndarray, learning_rates: np.ndarray, 
     )
 
 
-def _begin(params: Params) -> Params:
+def _begin(network: Network, key: Array) -> Params:
+    params = network.init(key)
     zeros = jax.tree.map(jnp.zeros_like, params)
-    return params, zeros, zeros, jnp.float32(0)
+    return params, network.stats(), zeros, zeros, jnp.float32(0)
 
 
-def _step(network: Network, state: Params, x: Array, y: Array, lr: Array) -> tuple[Params, Array]:
-    """One member's step with Adam; its loss and accuracy."""
-    params, means, squares, count = state
+def _step(
+    network: Network, lowered: bool, state: Params, x: Array, y: Array, lr: Array
+) -> tuple[Params, Array]:
+    """One member's step with Adam; its loss and accuracy. Lowered, it computes in bfloat16 and keeps float32."""
+    params, stats, means, squares, count = state
 
-    def objective(params: Params) -> tuple[Array, Array]:
-        logits = network.apply(params, x)
+    def objective(params: Params) -> tuple[Array, tuple[Array, Stats]]:
+        seen = (params, x)
+        if lowered:
+            seen = jax.tree.map(_lowered, seen)
+        logits, moved = network.apply(seen[0], stats, seen[1])
+        logits = logits.astype(jnp.float32)
         value = -jnp.take_along_axis(jax.nn.log_softmax(logits), y[..., None], -1).mean()
-        return value, jnp.stack([value, (logits.argmax(-1) == y).mean()])
+        return value, (jnp.stack([value, (logits.argmax(-1) == y).mean()]), moved)
 
-    grads, shown = jax.grad(objective, has_aux=True)(params)
+    grads, (shown, stats) = jax.grad(objective, has_aux=True)(params)
     count = count + 1
     means = jax.tree.map(lambda mean, g: 0.9 * mean + 0.1 * g, means, grads)
     squares = jax.tree.map(lambda square, g: 0.999 * square + 0.001 * g * g, squares, grads)
@@ -91,33 +111,11 @@ def _step(network: Network, state: Params, x: Array, y: Array, lr: Array) -> tup
     params = jax.tree.map(
         lambda p, mean, square: p - scale * mean / (jnp.sqrt(square / root) + 1e-8), params, means, squares
     )
-    return (params, means, squares, count), shown
+    return (params, stats, means, squares, count), shown
 
 
-# Layers
-
-
-def _linear(key: Array, inside: int, outside: int) -> Params:
-    bound = 1 / math.sqrt(inside)
-    return jax.random.uniform(key, (inside, outside), minval=-bound, maxval=bound), jnp.zeros(outside)
-
-
-def _apply_linear(params: Params, x: Array) -> Array:
-    weight, bias = params
-    return x @ weight + bias
-
-
-def _apply_conv(params: Params, x: Array) -> Array:
-    weight, bias = params
-    made = (
-        lax.conv_general_dilated(x, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")) + bias
-    )
-    return lax.reduce_window(jax.nn.relu(made), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-
-
-def _normalised(scale_shift: Params, x: Array) -> Array:
-    scale, shift = scale_shift
-    return (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * scale + shift
+def _lowered(leaf: Array) -> Array:
+    return leaf.astype(jnp.bfloat16) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
 # Networks
@@ -126,14 +124,14 @@ def _normalised(scale_shift: Params, x: Array) -> Array:
 def _mlp(*widths: int) -> Network:
     def init(key: Array) -> Params:
         keys = jax.random.split(key, len(widths) - 1)
-        return [_linear(k, a, b) for k, a, b in zip(keys, widths, widths[1:], strict=False)]
+        return [linear(k, a, b) for k, a, b in zip(keys, widths, widths[1:], strict=False)]
 
     def apply(params: Params, x: Array) -> Array:
         for layer in params[:-1]:
-            x = jax.nn.relu(_apply_linear(layer, x))
-        return _apply_linear(params[-1], x)
+            x = jax.nn.relu(apply_linear(layer, x))
+        return apply_linear(params[-1], x)
 
-    return Network(init, apply)
+    return Network(init, stateless(apply))
 
 
 def _cnn(features: int, *channels: int) -> Network:
@@ -143,15 +141,15 @@ def _cnn(features: int, *channels: int) -> Network:
         convolutions = [
             (jax.random.normal(k, (3, 3, a, b)) / math.sqrt(9 * a), jnp.zeros(b)) for k, a, b in pairs
         ]
-        return convolutions, _linear(last, features, CLASSES)
+        return convolutions, linear(last, features, CLASSES)
 
     def apply(params: Params, x: Array) -> Array:
         convolutions, head = params
         for convolution in convolutions:
-            x = _apply_conv(convolution, x)
-        return _apply_linear(head, x.reshape(len(x), -1))
+            x = apply_conv(convolution, x)
+        return apply_linear(head, x.reshape(len(x), -1))
 
-    return Network(init, apply)
+    return Network(init, stateless(apply))
 
 
 def _init_transformer(key: Array) -> Params:
@@ -160,7 +158,7 @@ def _init_transformer(key: Array) -> Params:
         "tokens": jax.random.normal(token_key, (TOKENS, WIDTH)),
         "places": jax.random.normal(place_key, (LENGTH, WIDTH)) * 0.02,
         "layers": [_init_layer(k) for k in layer_keys],
-        "out": _linear(out_key, WIDTH, TOKENS),
+        "out": linear(out_key, WIDTH, TOKENS),
     }
 
 
@@ -169,34 +167,38 @@ def _init_layer(key: Array) -> Params:
     norm = (jnp.ones(WIDTH), jnp.zeros(WIDTH))
     return {
         "norms": (norm, norm),
-        "mix": _linear(mix, WIDTH, 3 * WIDTH),
-        "out": _linear(out, WIDTH, WIDTH),
-        "up": _linear(up, WIDTH, 4 * WIDTH),
-        "down": _linear(down, 4 * WIDTH, WIDTH),
+        "mix": linear(mix, WIDTH, 3 * WIDTH),
+        "out": linear(out, WIDTH, WIDTH),
+        "up": linear(up, WIDTH, 4 * WIDTH),
+        "down": linear(down, 4 * WIDTH, WIDTH),
     }
 
 
 def _apply_transformer(params: Params, x: Array) -> Array:
     x = params["tokens"][x] + params["places"]
     for layer in params["layers"]:
-        x = x + _attend(layer, _normalised(layer["norms"][0], x))
-        hidden = jax.nn.gelu(_apply_linear(layer["up"], _normalised(layer["norms"][1], x)), approximate=False)
-        x = x + _apply_linear(layer["down"], hidden)
-    return _apply_linear(params["out"], x)
+        x = x + _attend(layer, normalised(layer["norms"][0], x))
+        hidden = jax.nn.gelu(apply_linear(layer["up"], normalised(layer["norms"][1], x)), approximate=False)
+        x = x + apply_linear(layer["down"], hidden)
+    return apply_linear(params["out"], x)
 
 
 def _attend(layer: Params, x: Array) -> Array:
     batch, length, width = x.shape
-    parts = _apply_linear(layer["mix"], x).reshape(batch, length, 3, HEADS, width // HEADS)
+    parts = apply_linear(layer["mix"], x).reshape(batch, length, 3, HEADS, width // HEADS)
     query, key, value = jnp.moveaxis(parts, 2, 0)
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * (width // HEADS) ** -0.5
     seen = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, -1), value)
-    return _apply_linear(layer["out"], seen.reshape(batch, length, width))
+    return apply_linear(layer["out"], seen.reshape(batch, length, width))
 
 
 NETWORKS = {
     "tiny": _mlp(32, 64, CLASSES),
+    "small-mlp": _mlp(32, 64, CLASSES),
     "mlp": _mlp(784, 256, 256, CLASSES),
     "cnn": _cnn(64 * 4 * 4, 3, 32, 64, 64),
-    "tfm": Network(_init_transformer, _apply_transformer),
+    "small-cnn": _cnn(16 * 4 * 4, 1, 8, 16),
+    "tfm": Network(_init_transformer, stateless(_apply_transformer)),
+    "resnet": resnet(RESNET_WIDTHS, RESNET_BLOCKS),
+    "small-resnet": resnet(SMALL_RESNET_WIDTHS, SMALL_RESNET_BLOCKS),
 }

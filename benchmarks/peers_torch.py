@@ -18,6 +18,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.multiprocessing import get_context
 
 import carpool
+from benchmarks.precision import computing_in
 from benchmarks.workloads import WORKLOADS, Data, Member, Workload, accuracy, loss
 
 Leaves = dict[str, Tensor]
@@ -37,15 +38,18 @@ def train_alone(workload: Workload, member: Member, data: Data, epochs: int) -> 
         order = torch.from_numpy(carpool.batch_order(member.seed, epoch, len(data.x))).to(data.x.device)
         shown = torch.zeros(2, device=data.x.device)
         for rows in order.split(workload.batch_size):
-            shown += eager_step(model, optimizer, data.x[rows], data.y[rows])
+            shown += eager_step(model, optimizer, data.x[rows], data.y[rows], workload.precision)
     return model
 
 
-def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+def eager_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, precision: str
+) -> Tensor:
     """One training step; its loss and accuracy."""
     optimizer.zero_grad()
-    prediction = model(x)
-    value = loss(prediction, y)
+    with computing_in(precision, x.device.type):
+        prediction = model(x)
+        value = loss(prediction, y)
     value.backward()
     optimizer.step()
     return torch.stack([value.detach(), accuracy(prediction.detach(), y)])
@@ -61,34 +65,48 @@ def train_in_turn(workload: Workload, members: Sequence[Member], data: Data, epo
 
 def train_vmapped(workload: Workload, members: Sequence[Member], data: Data, epochs: int) -> Leaves:
     """All members through vmap(grad), as PyTorch's tutorial on model ensembling stacks them, with Adam by hand."""
-    weights, gradients = stacked(workload, members, str(data.x.device))
-    adam = Adam(weights, members)
+    stack = Stacked(workload, members, str(data.x.device))
     for _ in range(epochs):
         order = torch.rand(len(members), len(data.x), device=data.x.device).argsort(1)
         shown = torch.zeros(len(members), 2, device=data.x.device)
         for rows in order.split(workload.batch_size, dim=1):
-            grads, values = gradients(weights, data.x[rows], data.y[rows])
-            adam.step(grads)
-            shown += values
-    return weights
+            shown += stack.step(data.x[rows], data.y[rows])
+    return stack.weights
 
 
-def stacked(
-    workload: Workload, members: Sequence[Member], device: str
-) -> tuple[Leaves, Callable[[Leaves, Tensor, Tensor], tuple[Leaves, Tensor]]]:
-    """The members' weights in one stack, and the function that gives all gradients, losses and accuracies."""
-    models = [seeded(workload, member) for member in members]
-    parameters, buffers = stack_module_state(models)
-    assert not buffers, "no workload has buffers"
-    template = copy.deepcopy(models[0]).to("meta")
+class Stacked:
+    """The members' weights and buffers in one stack, which a step changes in place."""
 
-    def objective(own: Leaves, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        prediction = functional_call(template, own, (x,))
-        value = loss(prediction, y)
-        return value, torch.stack([value.detach(), accuracy(prediction.detach(), y)])
+    def __init__(self, workload: Workload, members: Sequence[Member], device: str) -> None:
+        models = [seeded(workload, member) for member in members]
+        weights, buffers = stack_module_state(models)
+        self.weights = {name: leaf.detach().to(device, copy=True) for name, leaf in weights.items()}
+        self.buffers = {name: leaf.detach().to(device, copy=True) for name, leaf in buffers.items()}
+        self._adam = Adam(self.weights, members)
+        self._gradients = vmap(grad(_objective(workload, models[0]), has_aux=True))
 
-    weights = {name: leaf.detach().to(device, copy=True) for name, leaf in parameters.items()}
-    return weights, vmap(grad(objective, has_aux=True))
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        """One step of all members; their losses and accuracies."""
+        grads, (shown, moved) = self._gradients(self.weights, self.buffers, x, y)
+        self._adam.step(grads)
+        for name, buffer in self.buffers.items():
+            buffer.copy_(moved[name])
+        return shown
+
+
+def _objective(workload: Workload, model: nn.Module) -> Callable[..., tuple[Tensor, tuple[Tensor, Leaves]]]:
+    template = copy.deepcopy(model).to("meta")
+
+    def objective(own: Leaves, buffers: Leaves, x: Tensor, y: Tensor) -> tuple[Tensor, tuple[Tensor, Leaves]]:
+        moved = {
+            name: buffer.clone() for name, buffer in buffers.items()
+        }  # the forward pass writes into them
+        with computing_in(workload.precision, x.device.type):
+            prediction = functional_call(template, {**own, **moved}, (x,))
+            value = loss(prediction, y)
+        return value, (torch.stack([value.detach(), accuracy(prediction.detach(), y)]), moved)
+
+    return objective
 
 
 class Adam:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 OURS = "carpool"
+Made = TypeVar("Made")
+_DERIVED = (
+    "model_steps_per_s",
+    "steady_model_steps_per_s",
+    "ratio_of_carpool",
+    "ratio_of_carpool_once_open",
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,8 @@ class Window:
 class Measured:
     """One way to train, in one row. `members` is how many models it trained: fewer than the row's when sampled.
 
-    `first` is its first call, whatever it compiles included. `steady` are the parts of the windows after
+    `first` is its first call, whatever it compiles included; `first_step_s` of it had passed when the first steps were on
+    their way. `steady` are the parts of the windows after
     opening: from the end of the first check to the last epoch's end. `note` says what went wrong, or what else a reader must know.
     """
 
@@ -35,6 +43,7 @@ class Measured:
     first: Window | None = None
     windows: tuple[Window, ...] = ()
     steady: tuple[Window, ...] = ()
+    first_step_s: float | None = None
     peak_bytes: int | None = None
     note: str = ""
 
@@ -64,6 +73,48 @@ class Fidelity:
 
 
 @dataclass(frozen=True)
+class Ceilings:
+    """What the device reached in this run: bytes a second of a large copy, read and written, and a large product's FLOPs."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one model-step cannot do without."""
+
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class ColdCall:
+    """One call in a fresh process: seconds to its first steps, and to its return."""
+
+    first_step_s: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Cold:
+    """A sweep from nothing, in processes of its own: nothing compiled before, then what the first left on disk.
+
+    `eager_s` is what the same steps take one model after another, counted up from `eager_steps` that were run.
+    """
+
+    workload: str
+    title: str
+    members: int
+    steps: int
+    first: ColdCall | None = None
+    again: ColdCall | None = None
+    eager_s: float | None = None
+    eager_steps: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Row:
     """Models of one structure trained every way."""
 
@@ -74,6 +125,7 @@ class Row:
     steps: int
     measured: tuple[Measured, ...]
     fidelity: Fidelity | None = None
+    need: Need | None = None
 
     def way(self, name: str) -> Measured | None:
         return next((one for one in self.measured if one.way == name), None)
@@ -84,6 +136,24 @@ class Row:
         if ours is None or theirs is None or ours.rate is None or theirs.rate is None:
             return None
         return ours.rate / theirs.rate
+
+    def open_ratio(self, peer: str) -> float | None:
+        """Our rate once open over the peer's."""
+        ours, theirs = self.way(OURS), self.way(peer)
+        if ours is None or theirs is None or ours.steady_rate is None or theirs.rate is None:
+            return None
+        return ours.steady_rate / theirs.rate
+
+    def best(self, apart: Collection[str]) -> str | None:
+        """The fastest peer that is not one of these."""
+        rates = {one.way: one.rate for one in self.measured if one.rate and one.way not in (OURS, *apart)}
+        return max(rates, key=lambda way: rates[way]) if rates else None
+
+    def bound(self, ceilings: Ceilings | None) -> float | None:
+        """The model-steps a second that a device with these ceilings cannot exceed."""
+        if ceilings is None or self.need is None:
+            return None
+        return 1 / max(self.need.bytes / ceilings.bytes_per_s, self.need.flops / ceilings.flops_per_s)
 
 
 @dataclass(frozen=True)
@@ -98,6 +168,8 @@ class Report:
     settings: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     rows: tuple[Row, ...] = field(default_factory=tuple)
+    ceilings: Ceilings | None = None
+    cold: tuple[Cold, ...] = ()
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -114,25 +186,43 @@ def to_json(report: Report) -> dict[str, Any]:
             entry["model_steps_per_s"] = one.rate
             entry["steady_model_steps_per_s"] = one.steady_rate
             entry["ratio_of_carpool"] = row.ratio(one.way)
+            entry["ratio_of_carpool_once_open"] = row.open_ratio(one.way)
+        shown["bound_model_steps_per_s"] = row.bound(report.ceilings)
     return plain
 
 
 def from_json(plain: Mapping[str, Any]) -> Report:
-    """The inverse of `to_json`."""
-    rows = tuple(_row(row) for row in plain["rows"])
-    return Report(**{**plain, "notes": tuple(plain["notes"]), "rows": rows})
-
-
-def _row(plain: Mapping[str, Any]) -> Row:
-    fidelity = Fidelity(**plain["fidelity"]) if plain["fidelity"] else None
-    return Row(
-        **{**plain, "measured": tuple(_measured(one) for one in plain["measured"]), "fidelity": fidelity}
+    """The inverse of `to_json`; older records lack what was not measured then."""
+    return Report(
+        **{
+            **plain,
+            "notes": tuple(plain["notes"]),
+            "rows": tuple(_row(row) for row in plain["rows"]),
+            "ceilings": _made(Ceilings, plain.get("ceilings")),
+            "cold": tuple(_cold(one) for one in plain.get("cold", ())),
+        }
     )
 
 
+def _made(kind: type[Made], plain: Mapping[str, Any] | None) -> Made | None:
+    return kind(**plain) if plain else None
+
+
+def _row(plain: Mapping[str, Any]) -> Row:
+    kept = {name: value for name, value in plain.items() if name != "bound_model_steps_per_s"}
+    kept["measured"] = tuple(_measured(one) for one in plain["measured"])
+    kept["fidelity"] = _made(Fidelity, plain["fidelity"])
+    kept["need"] = _made(Need, plain.get("need"))
+    return Row(**kept)
+
+
+def _cold(plain: Mapping[str, Any]) -> Cold:
+    calls = {name: _made(ColdCall, plain[name]) for name in ("first", "again")}
+    return Cold(**{**plain, **calls})
+
+
 def _measured(plain: Mapping[str, Any]) -> Measured:
-    derived = ("model_steps_per_s", "steady_model_steps_per_s", "ratio_of_carpool")
-    kept = {name: value for name, value in plain.items() if name not in derived}
+    kept = {name: value for name, value in plain.items() if name not in _DERIVED}
     for name in ("windows", "steady"):
         kept[name] = tuple(Window(**window) for window in kept[name])
     kept["first"] = Window(**kept["first"]) if kept["first"] else None

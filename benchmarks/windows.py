@@ -11,6 +11,11 @@ from dataclasses import replace
 from benchmarks.record import Measured, Window
 
 Clock = Callable[[], float]
+_LATE = "skipped: out of time"
+
+
+class Unavailable(Exception):
+    """This machine lacks what a way needs; its text is the way's note."""
 
 
 class Way(ABC):
@@ -18,6 +23,10 @@ class Way(ABC):
 
     name: str
     members: int
+
+    def begin(self) -> None:
+        """Starts what `prepare` will wait for, in processes of its own, while others are prepared."""
+        return
 
     @abstractmethod
     def prepare(self) -> Window:
@@ -69,16 +78,17 @@ def measure(
 ) -> tuple[Measured, ...]:
     """Prepares every way and runs their windows in turns.
 
-    Past the deadline no further way is prepared and no further round begins; the first round is always run. What a
-    way raises is its own note, and the others go on.
+    The first is prepared alone; with the others, whatever can start beside them does. Past the deadline no further way is
+    prepared and no further round begins; the first round is always run. What a way raises is its own note, and the others go on.
     """
     found: dict[str, Measured] = {}
     try:
         for way in ways:
             late = bool(found) and clock() > deadline
-            found[way.name] = (
-                Measured(way.name, way.members, note="skipped: out of time") if late else _prepared(way)
-            )
+            if len(found) == 1 and not late:
+                found |= _begun(ways[1:])
+            if way.name not in found:
+                found[way.name] = Measured(way.name, way.members, note=_LATE) if late else _prepared(way)
         for number in range(windows):
             if number and clock() > deadline:
                 break
@@ -88,6 +98,36 @@ def measure(
     finally:
         for way in ways:
             way.close()
+
+
+def measure_apart(
+    ways: Sequence[Way],
+    windows: int,
+    between: Callable[[], None],
+    *,
+    deadline: float = math.inf,
+    clock: Clock = time.perf_counter,
+) -> tuple[Measured, ...]:
+    """The same with one way at a time, for those whose memory does not fit side by side; `between` gives back what one held."""
+    found: list[Measured] = []
+    for way in ways:
+        if found and clock() > deadline:
+            found.append(Measured(way.name, way.members, note=_LATE))
+            continue
+        found += measure([way], windows, deadline=deadline, clock=clock)
+        between()
+    return tuple(found)
+
+
+def _begun(ways: Sequence[Way]) -> dict[str, Measured]:
+    """Those that could not even begin."""
+    failed: dict[str, Measured] = {}
+    for way in ways:
+        try:
+            way.begin()
+        except Exception as error:
+            failed[way.name] = Measured(way.name, way.members, note=_failed(error))
+    return failed
 
 
 def _prepared(way: Way) -> Measured:
@@ -107,4 +147,6 @@ def _windowed(way: Way, so_far: Measured) -> Measured:
 
 
 def _failed(error: Exception) -> str:
+    if isinstance(error, Unavailable):
+        return str(error)[:300]
     return f"failed: {type(error).__name__}: {error}"[:300]

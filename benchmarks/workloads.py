@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.shapes import CLASSES, LENGTH, TOKENS
+from benchmarks.resnet import resnet
+from benchmarks.shapes import CLASSES, LENGTH, SMALL_RESNET_BLOCKS, SMALL_RESNET_WIDTHS, TOKENS
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Workload:
-    """A structure and its data. `make` takes nothing, so that a seed decides the weights."""
+    """A structure, its data, and what it is computed in. `make` takes nothing, so that a seed decides the weights."""
 
     name: str
     title: str
@@ -42,6 +44,7 @@ class Workload:
     draw: Callable[[int, torch.Generator], Data]
     batch_size: int
     samples: int
+    precision: str = "tf32"
 
     @property
     def epoch_steps(self) -> int:
@@ -205,5 +208,14 @@ WORKLOADS = {
         Workload("mlp", "MLP 784-256-256-10", mlp, _digits, batch_size=128, samples=8192),
         Workload("cnn", "CNN, 3 convolutions, 32×32", cnn, _images, batch_size=128, samples=4096),
         Workload("tfm", "transformer d128 L2 T64", Transformer, _texts, batch_size=32, samples=2048),
+        Workload("resnet", "ResNet-18, 32×32", resnet, _images, batch_size=128, samples=512),
+        Workload(
+            "small-resnet",
+            "ResNet of two blocks, 32×32",
+            partial(resnet, SMALL_RESNET_WIDTHS, SMALL_RESNET_BLOCKS),
+            _images,
+            batch_size=8,
+            samples=32,
+        ),
     )
 }

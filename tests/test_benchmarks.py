@@ -5,17 +5,32 @@ from __future__ import annotations
 import doctest
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import cpu, gpu, hardware, ours
+from benchmarks import cpu, gpu, hardware, ours, precision, tables
 from benchmarks import report as reporting
-from benchmarks.peers_cuda import Steps
-from benchmarks.record import OURS, Fidelity, Measured, Report, Row, Window, from_json, to_json
-from benchmarks.windows import Called, measure
+from benchmarks.cold import ColdSize
+from benchmarks.peers_cuda import Steps, repeated
+from benchmarks.record import (
+    OURS,
+    Ceilings,
+    Cold,
+    ColdCall,
+    Fidelity,
+    Measured,
+    Need,
+    Report,
+    Row,
+    Window,
+    from_json,
+    to_json,
+)
+from benchmarks.windows import Called, Unavailable, measure, measure_apart
 from benchmarks.workloads import sampled, sweep
 from carpool.events import EpochEnded, Event, GroupAdvanced, GroupStarted, GroupVerified
 
@@ -68,6 +83,16 @@ def test_past_the_deadline_no_way_is_prepared_and_no_second_round_begins() -> No
     assert (other.note, other.rate) == ("skipped: out of time", None)
 
 
+def test_ways_that_do_not_fit_side_by_side_come_one_after_another() -> None:
+    clock, log = FakeClock(), []
+    ways = [Called(name, 1, clock.takes(name, iter([1.0] * 9), log), clock=clock) for name in ("a", "b", "c")]
+
+    one, other, late = measure_apart(ways, 2, lambda: log.append("|"), deadline=5.5, clock=clock)
+
+    assert log == ["a", "a", "a", "|", "b", "b", "b", "|"]
+    assert (len(one.windows), len(other.windows), late.note) == (2, 2, "skipped: out of time")
+
+
 def test_a_way_that_raises_is_a_note_and_the_others_go_on() -> None:
     def fail() -> int:
         raise MemoryError("too wide")
@@ -77,6 +102,25 @@ def test_a_way_that_raises_is_a_note_and_the_others_go_on() -> None:
     assert bad.note == "failed: MemoryError: too wide"
     assert bad.windows == ()
     assert [window.model_steps for window in good.windows] == [7, 7]
+
+
+def test_a_way_that_the_machine_lacks_says_so_and_one_that_can_begins_beside_the_others() -> None:
+    log: list[str] = []
+
+    class Beside(Called):
+        def begin(self) -> None:
+            log.append(f"{self.name} begins")
+            if self.name == "mps":
+                raise Unavailable("needs a GPU: MPS shares one")
+
+    def runs(name: str) -> Callable[[], int]:
+        return lambda: log.append(name) or 1
+
+    ways = [Beside(name, 1, runs(name)) for name in ("ours", "peer", "mps")]
+    found = measure(ways, windows=1)
+
+    assert log == ["ours", "peer begins", "mps begins", "peer", "ours", "peer"]
+    assert [one.note for one in found] == ["", "", "needs a GPU: MPS shares one"]
 
 
 def test_every_way_is_closed_whatever_happens() -> None:
@@ -96,9 +140,10 @@ def test_every_way_is_closed_whatever_happens() -> None:
 
 def test_steady_steps_fill_their_window() -> None:
     taken: list[None] = []
-    way = Steps("steps", 3, lambda: lambda: taken.append(None), "cpu", window_s=0.005)
+    way = Steps("steps", 3, lambda: repeated(lambda: taken.append(None), "cpu"), "cpu", window_s=0.005)
 
     assert way.prepare().model_steps == 3
+    way.window()  # settles how many steps a window has
     before = len(taken)
     assert way.window().model_steps == 3 * (len(taken) - before) > 3
 
@@ -157,6 +202,7 @@ def make_report(kind: str = "cpu", date: str = "2026-01-02", quick: bool = False
         Window(6.5, 8),
         windows=(Window(0.5, 12_345),),
         steady=(Window(1.0, 30_000),),
+        first_step_s=5.2,
         peak_bytes=2**29,
     )
     row = Row("small-mlp", "MLP", 8, 32, 96, (own, peer, missing), Fidelity(2, 96, 1.5e-7, 0.4))
@@ -175,30 +221,25 @@ def test_a_report_survives_json() -> None:
 
 
 def test_the_table_has_rates_ratios_and_what_is_missing() -> None:
-    head, rule, row, *rest = reporting.markdown(make_report()).splitlines()
+    head, rule, row, _, peers, _, rates, *rest = reporting.markdown(make_report()).splitlines()
 
-    columns = [
-        "models",
-        "plain loop",
-        "vmap",
-        "carpool",
-        "carpool, after opening",
-        "largest Δ weight",
-        "first call",
-        "warm call",
-    ]
-    assert head.strip("| ").split(" | ") == columns
-    assert rule.count("---") == len(columns)
-    assert row.strip("| ").split(" | ") == [
-        "8 × MLP, batch 32",
-        "1.00 k (24.7×)",
-        "failed",
-        "**24.7 k**",
-        "30.0 k",
-        "1.5e-07 after 96 steps",
-        "6.5 s",
-        "0.5 s, 96 steps",
-    ]
+    shown = dict(zip(cells(head), cells(row), strict=True))
+    assert rule.count("---") == len(shown)
+    assert shown == {
+        "models": "8 × MLP, batch 32",
+        "first step": "5.2 s",
+        "cold call": "6.5 s",
+        "warm call": "0.5 s, 96 steps",
+        "carpool": "**24.7 k**",
+        "once open": "30.0 k",
+        "÷ best torch peer": "24.7× / 30.0×, plain loop",
+        "largest Δ weight": "1.5e-07 after 96 steps",
+    }
+    assert dict(zip(cells(peers), cells(rates), strict=True)) == {
+        "models": "8 × MLP, batch 32",
+        "plain loop": "1.00 k (24.7× / 30.0×)",
+        "vmap": "failed",
+    }
     assert any(
         line.startswith("Fast CPU, 2 CPU cores, torch with 1 thread; torch 2.13; 2026-01-02;")
         for line in rest
@@ -207,11 +248,75 @@ def test_the_table_has_rates_ratios_and_what_is_missing() -> None:
     assert "- 8 × small-mlp, vmap: failed: MemoryError: too wide" in rest
 
 
-def test_a_gpu_table_shows_memory_and_the_gpu() -> None:
-    text = reporting.markdown(make_report("gpu"))
+def cells(line: str) -> list[str]:
+    return line.strip("| ").split(" | ")
 
-    assert "| 0.50 GiB |" in text
-    assert "NVIDIA H200" in text
+
+def test_a_gpu_table_shows_memory_the_floor_and_the_gpu() -> None:
+    report = make_report("gpu")
+    by_bytes = replace(report.rows[0], need=Need(bytes=100, flops=100))
+    by_flops = replace(report.rows[0], need=Need(bytes=1, flops=200))
+    report = replace(report, rows=(by_bytes, by_flops), ceilings=Ceilings(6e6, 10e6))
+
+    head, _, *rows = (cells(line) for line in reporting.markdown(report).splitlines()[:4])
+
+    assert [dict(zip(head, row, strict=True))["of the floor"] for row in rows] == [
+        "0.50 of 60.0 k",
+        "0.60 of 50.0 k",
+    ]
+    assert {dict(zip(head, row, strict=True))["memory a model"] for row in rows} == {"64.0 MiB"}
+    assert "NVIDIA H200" in reporting.markdown(report)
+
+
+def test_cold_calls_are_a_table_of_their_own() -> None:
+    cold = Cold("mlp", "MLP", 64, 1000, ColdCall(3.0, 10.0), ColdCall(1.0, 4.0), 100.0, 200)
+    report = replace(make_report("gpu"), cold=(cold, Cold("tfm", "tfm", 64, 100, note="failed: no room")))
+
+    assert from_json(json.loads(json.dumps(to_json(report)))) == report
+    text = reporting.markdown(report)
+    assert "| 64 × MLP, 1000 steps | 3.0 s | 10.0 s | 1.0 s | 4.0 s | 100.0 s | 10.0×, 25.0× |" in text
+    assert "- The eager loop's time is counted up from 200 steps of one model." in text
+    assert "- 64 × tfm, 100 steps: failed: no room" in text
+
+
+def test_a_run_that_was_cut_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
+    cut = make_report("gpu")
+    own = cut.rows[0].measured[0]
+    late = replace(cut.rows[0], members=16, measured=(own, Measured("vmap", 16, note="skipped: out of time")))
+    failed = replace(cut.rows[0], members=32, measured=(replace(own, windows=(), note="failed: no room"),))
+    whole = Cold("mlp", "MLP", 64, 1000, ColdCall(3.0, 10.0), ColdCall(1.0, 4.0), 100.0, 200)
+    lost = replace(whole, steps=100, note="failed: no room")
+    fresh = replace(cut, rows=())
+
+    assert reporting.resumed(fresh, tmp_path) == fresh
+    reporting.write(
+        replace(cut, rows=(*cut.rows, late, failed), cold=(whole, lost), ceilings=Ceilings(1.0, 2.0)),
+        tmp_path,
+    )
+    found = reporting.resumed(fresh, tmp_path)
+    assert (found.rows, found.cold, found.ceilings) == (cut.rows, (whole,), Ceilings(1.0, 2.0))
+    elsewhere = replace(fresh, versions={"torch": "2.14"})
+    assert reporting.resumed(elsewhere, tmp_path) == elsewhere
+
+
+def test_a_budget_that_is_spent_leaves_rows_out_and_says_so() -> None:
+    said: list[str] = []
+    limits, setting = gpu.Limits(1, 0.1, gpu.LEAST_S / 2), gpu.Setting("cpu", False, "fp32")
+
+    assert list(gpu.run(gpu.SIZES[:3], limits, setting, said.append)) == []
+    assert said == ["out of time: 3 rows are left out; --resume goes on with them"]
+
+
+def test_what_remains_of_a_run_leaves_out_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "SIZES", (cpu.Size("small-mlp", 8, 1), cpu.Size("tiny", 8, 1)))
+    monkeypatch.setattr(gpu, "QUICK_SIZES", (cpu.Size("tiny", 8, 1),))
+    monkeypatch.setattr(gpu, "COLD", (ColdSize("mlp", 64, 100),))
+    report = make_report("gpu")
+
+    assert gpu.remaining(report, chosen=False) == [cpu.Size("tiny", 8, 1), ColdSize("mlp", 64, 100)]
+    cold = Cold("mlp", "MLP", 64, 100)
+    assert gpu.remaining(replace(report, cold=(cold,)), chosen=False) == [cpu.Size("tiny", 8, 1)]
+    assert gpu.remaining(replace(report, quick=True), chosen=False) == [cpu.Size("tiny", 8, 1)]
 
 
 def test_files_are_named_by_date_and_hardware(tmp_path: Path) -> None:
@@ -220,12 +325,15 @@ def test_files_are_named_by_date_and_hardware(tmp_path: Path) -> None:
     names = [reporting.write(report, tmp_path).name for report in made]
 
     assert names == ["2026-01-02-cpu.json", "2026-01-02-h200.json", "2026-01-02-cpu-quick.json"]
+    lowered = replace(make_report("gpu"), settings={"precision": "bf16"})
+    assert reporting.write(lowered, tmp_path).name == "2026-01-02-h200-bf16.json"
     assert (tmp_path / "2026-01-02-h200.md").read_text() == reporting.markdown(made[1])
 
 
 def test_the_newest_full_report_of_each_kind_is_found(tmp_path: Path) -> None:
     newest, gpu_report = make_report(date="2026-03-01"), make_report("gpu")
-    for report in (newest, make_report(), gpu_report, make_report(date="2026-04-01", quick=True)):
+    lowered = replace(make_report("gpu", date="2026-05-01"), settings={"precision": "fp32"})
+    for report in (newest, make_report(), gpu_report, lowered, make_report(date="2026-04-01", quick=True)):
         reporting.write(report, tmp_path)
 
     assert reporting.newest(tmp_path) == [gpu_report, newest]
@@ -265,6 +373,10 @@ def test_the_readme_command(
     readme.write_text(f"{reporting.START}\n{reporting.END}\n")
     assert command.main(arguments) == 0
     assert "**24.7 k**" in readme.read_text()
+    assert "![" not in readme.read_text()
+    (results / "2026-01-02-cpu.png").write_bytes(b"")
+    assert command.main(arguments) == 0
+    assert "](results/2026-01-02-cpu.png)" in readme.read_text()
 
 
 # The rest
@@ -278,7 +390,7 @@ def test_samples_are_spread_over_the_sweep() -> None:
     assert (members[0].lr, members[-1].lr) == pytest.approx((1e-4, 1e-2))
 
 
-@pytest.mark.parametrize("module", [reporting, hardware])
+@pytest.mark.parametrize("module", [reporting, hardware, precision, tables])
 def test_examples_in_docstrings(module: object) -> None:
     outcome = doctest.testmod(module)  # type: ignore[arg-type]
 
@@ -288,6 +400,8 @@ def test_examples_in_docstrings(module: object) -> None:
 
 def test_the_cpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "SIZES", (cpu.Size("small-mlp", 3, 2),))
+    monkeypatch.setattr(cpu, "WINDOW_S", 0.01)
+    monkeypatch.setattr(torch, "compile", lambda function: function)
     threads = torch.get_num_threads()
 
     status = command.main(
@@ -298,9 +412,11 @@ def test_the_cpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.Monkey
     assert status == 0
     (report,) = reporting.newest(tmp_path)
     (row,) = report.rows
-    assert report.ways == ("plain loop", "torch.func vmap", "2 processes", OURS)
+    whole, steady = row.measured[:4], row.measured[4:]
+    assert [one.way for one in whole] == [OURS, "plain loop", "torch.func vmap", "2 processes"]
+    assert [one.way for one in steady] == ["compiled", "vmap + compile", "JAX vmap + scan"]
     assert all(one.rate and not one.note for one in row.measured)
-    assert [one.windows[0].model_steps for one in row.measured] == [3 * 64, 2 * 64, 3 * 64, 2 * 64]
+    assert [one.windows[0].model_steps for one in whole] == [3 * 64, 2 * 64, 3 * 64, 2 * 64]
     assert row.fidelity is not None
     assert row.fidelity.max_difference <= 1e-4 * row.fidelity.max_weight
 
@@ -308,7 +424,7 @@ def test_the_cpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.gpu
 def test_the_gpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "SIZES", (cpu.Size("tiny", 4, 2),))
-    monkeypatch.setattr(gpu, "allow_tf32", lambda: None)
+    monkeypatch.setattr(gpu, "COLD", ())
 
     status = command.main(["gpu", "--windows", "2", "--out", str(tmp_path)])
 

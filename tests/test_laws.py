@@ -18,6 +18,7 @@ ROOT = Path(carpool.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 FRAMEWORKS = {"torch", "jax", "jaxlib", "flax", "equinox", "optax", "keras", "tensorflow"}
 DEMO = "demo.py"  # a program that trains networks of its own; `carpool demo` runs it, nothing else imports it
+PROGRAMS = (DEMO, "peers.py")  # so is what `carpool bench` compares
 
 
 def place(path: Path) -> str:
@@ -74,7 +75,7 @@ def closure(paths: list[Path]) -> Iterator[Path]:
 @pytest.mark.parametrize("path", FILES, ids=place)
 def test_only_an_adapter_imports_its_framework(path: Path):
     where = place(path)
-    allowed = {"torch"} if where.startswith(("adapters/torch/", "kernels/")) or where == DEMO else set()
+    allowed = {"torch"} if where.startswith(("adapters/torch/", "kernels/")) or where in PROGRAMS else set()
     if where.startswith("adapters/jax/"):  # a library of models in the one file that takes them apart
         allowed = {"jax", "optax"} | {
             "nnx.py": {"flax"},
@@ -95,9 +96,11 @@ def test_nothing_imports_the_command_line(path: Path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=place)
-def test_only_the_command_line_imports_the_demo(path: Path):
+def test_only_the_command_line_imports_the_demo_and_the_benchmark(path: Path):
     if place(path) != "cli.py":
-        assert "carpool.demo" not in imported(path)
+        assert imported(path).isdisjoint({"carpool.demo", "carpool.bench"})
+    if place(path) != "bench.py":
+        assert "carpool.peers" not in imported(path)
 
 
 def test_planning_is_pure():

@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 
 import carpool
 from carpool import environment, reporters, scripts
+from carpool.bench import run as run_bench
 from carpool.demo import EPOCHS
 from carpool.demo import run as run_demo
 from carpool.doctor import PROBLEM, examine, table
@@ -64,6 +65,22 @@ def demo(
         else:
             report = run_demo(jobs, epochs, device, say=typer.echo, reporters=reporters.default())
             typer.echo(report.describe())
+
+
+@app.command()
+def bench(
+    jobs: Annotated[int, typer.Option(min=1, help="How many models of each structure.")] = 64,
+    windows: Annotated[int, typer.Option(min=1, help="Timed windows of every way.")] = 3,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Time an eager loop, a compiled vmap and carpool on this machine, side by side."""
+    with _one_line_errors():
+        if as_json:
+            found = run_bench(jobs, windows, device, say=lambda _: None)
+            typer.echo(json.dumps({**asdict(found), "ratios": found.ratios()}))
+        else:
+            typer.echo(run_bench(jobs, windows, device, say=typer.echo).describe())
 
 
 @app.command()
