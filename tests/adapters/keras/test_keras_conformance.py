@@ -76,7 +76,7 @@ class TestKeras(Keras):
     random_models = zoo.RANDOM
     optimizers = ("SGD", "Adam", "Adafactor", "Lamb")
     schedulers = tuple(zoo.SCHEDULES)
-    fast_cases = 2
+    fast_cases = 1
 
 
 class TestKerasOptimizers(Keras):

@@ -21,7 +21,7 @@ class TestGraphs(AdapterConformance):
     schedulers = tuple(SCHEDULERS)
     clip_norms = ()
     ends_at_nan = Outcome.COMPLETED
-    fast_cases = 4
+    fast_cases = 2
     test_a_live_model_goes_on_where_it_was_every_optimizer = None  # type: ignore[assignment]  # it asks for strategy="fused": see below
 
     def job(self, model: str, optimizer: str, scheduler: str, variant: Variant, double: bool = True) -> Job:
