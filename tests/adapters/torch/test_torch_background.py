@@ -60,6 +60,7 @@ def same(found: list[Any], wanted: list[Any], within: float = 0.0) -> None:
 def pays(monkeypatch: pytest.MonkeyPatch):
     """Every run is long enough, and nothing is remembered of other tests."""
     monkeypatch.setattr(programs, "_FEWEST", 1)
+    monkeypatch.setattr(programs, "cores", lambda: 16)
     monkeypatch.setattr(programs, "worth_compiling", lambda *_: True)
     monkeypatch.setattr(program, "_memory", type(program._memory)())
 
@@ -134,6 +135,13 @@ def test_what_was_compiled_before_needs_no_process(
     program._memory.clear()
     train(jobs())
     assert len(began) == 2
+
+
+def test_on_few_cores_it_is_compiled_before_the_first_step(monkeypatch: pytest.MonkeyPatch, staged: Any):
+    monkeypatch.setattr(programs, "cores", lambda: 2)
+    began = staged(0, step=lambda traced: lambda *inputs: traced(*inputs))
+    assert train(jobs())[1] == [True]
+    assert not began
 
 
 def test_what_cannot_be_compiled_goes_on_uncompiled(staged: Any):

@@ -81,6 +81,7 @@ def test_a_step_compiled_in_the_background_is_taken_up_in_graphs_of_its_own(monk
     monkeypatch.setattr(program, "Background", Patient)
     monkeypatch.setattr(program, "_memory", type(program._memory)())
     monkeypatch.setattr(programs, "_FEWEST", 1)
+    monkeypatch.setattr(programs, "cores", lambda: 16)
     monkeypatch.setattr(programs, "worth_compiling", lambda *_: True)
     ready: list[bool] = []
 

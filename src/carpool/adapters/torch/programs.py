@@ -9,10 +9,12 @@ from torch import Tensor
 
 from carpool.adapters.base import Prepared
 from carpool.adapters.torch.program import Program
+from carpool.environment import cores
 from carpool.planning.widths import worth_compiling
 
 Tensors = dict[str, Tensor]
 
+_ROOMY = 8  # cores: on fewer, processes that compile take from the training what they are to save
 _FEWEST = 32  # launches: for fewer it is not worth timing one to know whether compiling pays
 
 
@@ -37,7 +39,7 @@ class Programs:
             elif not self._compile:
                 program.stay_traced()
             elif self._pays(program, launches):
-                program.begin_compiling()
+                program.begin_compiling() if cores() >= _ROOMY else program.compile()
             self._ready[kind, size] = program
             self._prepared(size, self._width, program.compiled, program.prepare_s)
         return self._ready[kind, size]
