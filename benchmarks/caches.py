@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 COMPILERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -17,14 +17,21 @@ def variables(folder: str, names: tuple[str, ...]) -> dict[str, str]:
 
 
 @contextmanager
+def environment(added: Mapping[str, str]) -> Iterator[None]:
+    """These variables in the environment, of processes that are started inside too."""
+    before = {name: os.environ.get(name) for name in added}
+    os.environ |= dict(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ |= {name: value} if value is not None else {}
+
+
+@contextmanager
 def empty_compilers() -> Iterator[None]:
     """Compilers in this process find an empty cache, which is removed afterwards."""
-    before = {name: os.environ.pop(name, None) for name in COMPILERS}
-    with tempfile.TemporaryDirectory(prefix="benchmarks-", ignore_cleanup_errors=True) as empty:
-        os.environ |= variables(empty, COMPILERS)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name)
-                os.environ |= {name: value} if value is not None else {}
+    folder = tempfile.TemporaryDirectory(prefix="benchmarks-", ignore_cleanup_errors=True)
+    with folder as empty, environment(variables(empty, COMPILERS)):
+        yield

@@ -6,9 +6,8 @@ ways reach together does not depend on how many follow.
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch.multiprocessing import get_context
 
 from benchmarks import precision
+from benchmarks.caches import environment
 from benchmarks.peers_cuda import Run, Steps, plain_step, repeated
 from benchmarks.record import Measured, Window
 from benchmarks.windows import Unavailable, Way
@@ -111,7 +111,7 @@ def _crew(workload: Workload, members: Sequence[Member], device: str, mps: bool)
         if found is not None and not found.on:
             raise Unavailable(f"needs MPS: {found.story}")
         threads = max(1, torch.get_num_threads() // len(members))
-        with _environment(found.variables if found else {}):
+        with environment(found.variables if found else {}):
             pipes = [open.enter_context(_worker(workload, one, device, threads)) for one in members]
 
         def run(calls: int) -> None:
@@ -140,19 +140,6 @@ def _worker(workload: Workload, member: Member, device: str, threads: int) -> It
         if process.is_alive():
             process.kill()
             process.join()
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """These variables in the environment that processes inherit."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ |= dict(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            os.environ |= {name: value} if value is not None else {}
 
 
 def _heard(pipe: Connection) -> None:

@@ -181,6 +181,8 @@ class StackedSession(FusedSession):
 
     def _take_compiled(self, chunk: Chunk) -> None:
         """Goes on with the compiled step once it is there, if members alone agree with it; else the traced one stays."""
+        if not self._programs.is_compiling("train", chunk.size):
+            return
         if any(
             cursor.batch and self._gathers(row) for row, cursor in zip(chunk.rows, chunk.cursors, strict=True)
         ):

@@ -44,11 +44,16 @@ class Programs:
             self._prepared(size, self._width, program.compiled, program.prepare_s)
         return self._ready[kind, size]
 
+    def is_compiling(self, kind: str, size: int) -> bool:
+        """Whether the program may be a compiled one soon."""
+        program = self._ready.get((kind, size))
+        return program is not None and bool(self._compile) and program.is_compiling
+
     def take_compiled(self, kind: str, size: int, wait: bool = False) -> Program | None:
         """The program, if from now on it is a compiled one that was not when it was last asked for."""
-        program = self._ready.get((kind, size))
-        if program is None or not self._compile or not program.is_compiling:
+        if not self.is_compiling(kind, size):
             return None
+        program = self._ready[kind, size]
         before_s = program.prepare_s
         if not program.take_compiled(wait):
             return None
