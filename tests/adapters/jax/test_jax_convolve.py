@@ -1,4 +1,4 @@
-"""A convolution as a matrix product equals JAX' own, forward and backward."""
+"""A convolution as a matrix product, or with its groups elsewhere, equals JAX' own, forward and backward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.adapters.jax.convolve import as_product
+from carpool.adapters.jax.convolve import apart, as_product
 from carpool.adapters.jax.lift import traced
 from carpool.adapters.jax.replay import replayed
 from carpool.adapters.jax.telling import names_of
@@ -81,3 +81,37 @@ def test_stacked_it_has_no_convolution(precision):
     )
     assert "conv_general_dilated" not in names_of(traced(stacked, x, w).closed)
     np.testing.assert_allclose(stacked(x, w), jax.vmap(convolved)(x, w), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "spec", [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("CHWN", "IHWO", "CHWN")]
+)
+@pytest.mark.parametrize(
+    ("channels", "groups", "each"), [(2, 2, 1), (3, 3, 2), (4, 2, 3), (1, 1, 1), (4, 1, 2)]
+)
+def test_members_of_a_stacked_convolution_stay_apart(kind, spec, channels, groups, each):
+    random = np.random.default_rng(0)
+    sizes = {"N": 4, "C": channels, "I": channels // groups, "O": groups * each}
+    x = random.normal(size=(3, *(sizes.get(letter, 5) for letter in spec[0]))).astype(kind)
+    w = random.normal(size=(3, *(sizes.get(letter, 3) for letter in spec[1]))).astype(kind)
+
+    def convolved(x, w):
+        return jax.lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=spec, feature_group_count=groups
+        )
+
+    def function(x, w):
+        return convolved(x, w), jax.grad(lambda x, w: (convolved(x, w) ** 2).sum(), (0, 1))(x, w)
+
+    with jax.enable_x64(kind == "float64"):
+        trace = traced(function, x[0], w[0])
+        ours = jax.jit(jax.vmap(lambda *own: trace.run(own, {}, {"conv_general_dilated": apart})))
+        made = jax.tree.leaves(ours(x, w))
+        alone = [jax.tree.leaves(function(*own)) for own in zip(x, w, strict=True)]
+        for ours_of, theirs in zip(made, zip(*alone, strict=True), strict=True):
+            np.testing.assert_allclose(ours_of, np.stack(theirs), rtol=1e-4, atol=1e-4)
+        w[1] = np.nan
+        for before, beside in zip(made, jax.tree.leaves(ours(x, w)), strict=True):
+            assert np.isnan(beside[1]).all()
+            assert (beside[::2] == before[::2]).all()

@@ -66,6 +66,8 @@ class Keras(AdapterConformance):
         return replace(job, model=result.model)
 
     def reference_continued(self, job: Job) -> Reference:
+        if keras.backend.backend() == "jax" and MADE[job.model]().optimizer.use_ema:
+            pytest.skip("Keras' own second fit of a model with averaged weights raises on JAX")
         return fitted(job, times=2)
 
 

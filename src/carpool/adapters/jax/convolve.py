@@ -1,17 +1,19 @@
 """Convolution as one matrix product: stacked over members it is a batched product, where XLA would make a grouped convolution.
 
 Either the kernel's positions are few (a forward pass, the gradient of the input) or the output's are (the gradient of the kernel): shifted
-views of the padded input are laid side by side for the fewer, and contracted with the kernel.
+views of the padded input are laid side by side for the fewer, and contracted with the kernel. Where neither are few it stays a convolution.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
 
 _MOST_VIEWS = 64  # views laid side by side: more of them would take more memory than they save time
 
@@ -19,7 +21,7 @@ _MOST_VIEWS = 64  # views laid side by side: more of them would take more memory
 def as_product(lhs: Any, rhs: Any, **params: Any) -> Any:
     """`lax.conv_general_dilated` of these inputs, with the same parameters."""
     if not is_product(lhs.shape, rhs.shape, params):
-        return jax.lax.conv_general_dilated_p.bind(lhs, rhs, **params)
+        return apart(lhs, rhs, **params)
     numbers = params["dimension_numbers"]
     x, kernel = jnp.transpose(lhs, numbers.lhs_spec), jnp.transpose(rhs, numbers.rhs_spec)  # NC..., OI...
     x = _padded(x, params["padding"], params["lhs_dilation"])
@@ -31,6 +33,32 @@ def as_product(lhs: Any, rhs: Any, **params: Any) -> Any:
     made = made.astype(params.get("preferred_element_type") or lhs.dtype)
     back = [numbers.out_spec.index(axis) for axis in range(made.ndim)]
     return jnp.transpose(made, back)
+
+
+def apart(lhs: Any, rhs: Any, **params: Any) -> Any:
+    """`lax.conv_general_dilated`, of which a stack keeps its members apart.
+
+    XLA on a CPU computes some grouped convolutions as dense ones with zeros, where a member's NaN reaches the others: those with groups of
+    samples, as the gradient of a grouped kernel has them, which are groups of features here (and several times as fast); and those in
+    float64, which are taken member by member.
+    """
+    if params["batch_group_count"] > 1:
+        lhs, params = _by_features(lhs, params)
+    convolved = partial(jax.lax.conv_general_dilated_p.bind, **params)
+    if lhs.dtype == jnp.float64:
+        convolved = sequential_vmap(convolved)
+    return convolved(lhs, rhs)
+
+
+def _by_features(lhs: Any, params: Any) -> tuple[Any, dict[str, Any]]:
+    groups = params["batch_group_count"]
+    batch, features = params["dimension_numbers"].lhs_spec[:2]
+    shape = list(lhs.shape)
+    shape[batch] //= groups
+    split = lhs.reshape(*shape[:batch], groups, *shape[batch:])
+    shape[features] *= groups
+    moved = jnp.moveaxis(split, batch, features)  # the groups, just before the features
+    return moved.reshape(shape), {**params, "batch_group_count": 1, "feature_group_count": groups}
 
 
 def is_product(lhs: tuple[int, ...], rhs: tuple[int, ...], params: Any) -> bool:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from carpool.adapters.jax.convolve import as_product
+from carpool.adapters.jax.convolve import apart, as_product
 from carpool.adapters.jax.lift import Lifted
 from carpool.adapters.jax.replay import Operators
 
@@ -210,7 +210,7 @@ def _in_turn(function: Any, axes: Any) -> Any:
     return run
 
 
-MAPPED = Formulation("mapped", _mapped, {})
+MAPPED = Formulation("mapped", _mapped, {"conv_general_dilated": apart})
 PRODUCT = Formulation("product", _mapped, {"conv_general_dilated": as_product})
 IN_TURN = Formulation("in turn", _in_turn, {}, by_launch=True)
 ALONE = Formulation("alone", _alone, {}, by_launch=True)

@@ -23,7 +23,9 @@ from keras.src.layers.convolutional.base_depthwise_conv import BaseDepthwiseConv
 from keras.src.layers.convolutional.base_separable_conv import BaseSeparableConv
 
 from carpool.adapters import xla
+from carpool.adapters.jax.convolve import apart
 from carpool.adapters.jax.devices import device_of, names
+from carpool.adapters.jax.lift import traced
 from carpool.adapters.jax.state import row_of
 from carpool.adapters.keras.engine import Engine, Feed
 from carpool.adapters.keras.jax_program import chunk, epochs, steps_of
@@ -261,14 +263,22 @@ class JaxEngine(Engine):
         return 1 if self.is_order_shared else self._width
 
     def _train_step(self, state: Any, batch: Any) -> Any:
-        logs, state = self._template.train_step(state, batch)
+        logs, state = self._taken(self._template.train_step, state, batch)
         return (None if _shows_metrics(self._template, "train_step") else logs), state
 
     def _test_step(self, state: Any, batch: Any) -> Any:
         trainable, others, optimizer, metrics = state
-        logs, (trainable, others, metrics) = self._template.test_step((trainable, others, metrics), batch)
+        logs, (trainable, others, metrics) = self._taken(
+            self._template.test_step, (trainable, others, metrics), batch
+        )
         shown = None if _shows_metrics(self._template, "test_step") else logs
         return shown, (trainable, others, optimizer, metrics)
+
+    def _taken(self, step: Any, state: Any, batch: Any) -> Any:
+        """One of Keras' steps, its convolutions such as keep the members of a stack apart."""
+        if not self._step_by_step or self._width == 1:
+            return step(state, batch)
+        return traced(step, state, batch).run((state, batch), {}, {"conv_general_dilated": apart})
 
     def _results(self, metrics: Sequence[Any]) -> dict[str, Any]:
         mapping = list(zip(self._template.metrics_variables, metrics, strict=True))
