@@ -10,7 +10,7 @@ from torch import nn
 from zoo import batch_norm, built_conv, conv_norm, dropout, layer_norm, mlp, tables
 
 import carpool
-from carpool.adapters.torch.check import tolerance
+from carpool.adapters.torch.compare import tolerance
 from carpool.errors import OptionError
 
 X, Y = tables(False)["vector"]

@@ -5,7 +5,7 @@ import torch
 from zoo import TorchZoo
 
 from carpool.adapters.torch import precision
-from carpool.adapters.torch.check import tolerance
+from carpool.adapters.torch.compare import tolerance
 from carpool.testing import AdapterConformance, Variant
 
 ZOO = type("Zoo", (TorchZoo, AdapterConformance), {})()

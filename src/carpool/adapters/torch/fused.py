@@ -27,8 +27,9 @@ from carpool.adapters.base import (
 from carpool.adapters.torch import cadence, stack
 from carpool.adapters.torch.absorb import restore_into
 from carpool.adapters.torch.behaviour import job_signature
-from carpool.adapters.torch.check import Case, compare, solo_step, try_step
+from carpool.adapters.torch.check import Case, solo_step, try_step
 from carpool.adapters.torch.clock import Clock, Receipt, Stream
+from carpool.adapters.torch.compare import compare
 from carpool.adapters.torch.full import is_full
 from carpool.adapters.torch.hypers import Ahead, Hypers, columns
 from carpool.adapters.torch.orders import Orders
@@ -497,7 +498,6 @@ class StackedSession(FusedSession):
         self._known = [*(self._known[row] for row in occupied), *[None] * (width - len(occupied))]
         self._orders = self._orders.moved(index.tolist(), self._tensors["order"])
         self._hypers = self._hypers.moved(occupied, width)
-        self._tensors["source"].zero_()
         self.width = width
         self._versions = {moved[row]: seen for row, seen in self._versions.items() if row in moved}
         self._dead = {moved[row] for row in self._dead if row in moved}

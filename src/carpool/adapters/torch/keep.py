@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Arrays, in_precision
-from carpool.adapters.torch.check import Case, compare, solo_step
+from carpool.adapters.torch.check import Case, solo_step
+from carpool.adapters.torch.compare import compare
 from carpool.adapters.torch.inputs import read_inputs
 from carpool.adapters.torch.members import Members, stepping
 from carpool.adapters.torch.objective import Objective, read_objective

@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from carpool.adapters.torch import precision
 from carpool.adapters.torch.compiler import Background, Cached, Request, compiled, is_cached, mark, request
+from carpool.adapters.torch.tuning import timed_as_captured
 from carpool.errors import described
 
 Tensors = dict[str, Tensor]
@@ -116,7 +117,8 @@ class Program:
             try:
                 asked = self._request()
                 candidate = compiled(asked)
-                self._idle(candidate)
+                with timed_as_captured(self._device):
+                    self._idle(candidate)
                 self._ready.compiled = candidate
                 mark(asked)
             except Exception as error:
@@ -232,19 +234,19 @@ class Program:
         return graph
 
     def _idle(self, call: Callable[..., None]) -> None:
-        """Runs a step in which no row is active, then puts the counter back: the stack keeps every bit."""
-        active, counter = self._tensors["active"], self._tensors["k"]
-        before, at = active.clone(), counter.clone()
-        active.zero_()
-        counter.zero_()
+        """Runs a step in which no row is active, on the first samples, then puts back what it was told: the stack keeps every bit."""
+        told = [self._tensors[name] for name in ("active", "first", "k") if name in self._tensors]
+        before = [tensor.clone() for tensor in told]
+        for tensor in told:
+            tensor.zero_()
         try:
             with torch.autocast(self._device.type, enabled=False), reproducible():
                 call(*self._inputs)
             if self._device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
         finally:
-            active.copy_(before)
-            counter.copy_(at)
+            for tensor, held in zip(told, before, strict=True):
+                tensor.copy_(held)
 
 
 def stop_compiling() -> None:

@@ -69,9 +69,8 @@ def feed_tensors(layout: Layout, built: Built, width: int, values: int, device: 
     wide = torch.float64 if layout.dtype == torch.float64 else torch.float32
     return {
         "active": torch.zeros(width, dtype=torch.bool, device=device),
-        "start": torch.zeros(width, dtype=torch.int64, device=device),
+        "first": torch.zeros(width, dtype=torch.int64, device=device),
         "batch": torch.zeros(width, dtype=torch.int64, device=device),
-        "source": torch.zeros(width, dtype=torch.int64, device=device),
         "k": torch.zeros((), dtype=torch.int64, device=device),
         "table": torch.zeros(
             MAX_CHUNK_STEPS, width, len(layout.spans), num_columns(layout), dtype=wide, device=device
@@ -103,8 +102,8 @@ def evaluation_tensors(state: Tensors, values: int, device: str) -> Tensors:
     }
     return kept | {
         "active": torch.zeros(width, dtype=torch.bool, device=device),
-        "start": torch.zeros(width, dtype=torch.int64, device=device),
-        "source": torch.zeros(width, dtype=torch.int64, device=device),
+        "first": torch.zeros(width, dtype=torch.int64, device=device),
+        "batch": torch.zeros(width, dtype=torch.int64, device=device),
         "k": torch.zeros((), dtype=torch.int64, device=device),
         "sums": torch.zeros(width, values, dtype=torch.float64, device=device),
         "taken": torch.zeros(width, dtype=torch.int64, device=device),
@@ -120,13 +119,17 @@ def empty_data(
 
 
 def activate(feed: Tensors, rows: Tensor, starts: Sequence[int]) -> None:
-    """Makes these rows active, each from its own start; the others follow the first of them without effect."""
+    """Makes these rows active, each from its own start in its order; the others follow the first of them without effect.
+
+    What they would read of their own may hold what would raise.
+    """
     feed["active"].zero_()
     feed["active"].index_fill_(0, rows, True)  # by index with a number the host would wait for the device
-    feed["source"].copy_(rows[0].expand_as(feed["source"]))
-    feed["source"][rows] = rows
-    feed["start"].fill_(starts[0])
-    feed["start"][rows] = sent(starts, rows.device)
+    first = sent(starts, rows.device)
+    if len(feed["order"]) > 1:  # else there is one for all
+        first = first + rows * feed["order"].shape[1]
+    feed["first"].copy_(first[0].expand_as(feed["first"]))
+    feed["first"][rows] = first
 
 
 # Rows in

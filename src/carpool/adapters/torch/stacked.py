@@ -75,9 +75,7 @@ def train_step(recipe: Recipe, size: int) -> Callable[[Tensors], None]:
             take(t)
 
     def take(t: Tensors) -> None:
-        batch = _gather(t, size)
-        if recipe.alike:
-            batch = [part[0] for part in batch]
+        batch = _gather(t, size, recipe.alike)
         place = t["batch"] + t["k"]
         due = t["due"].index_select(0, t["k"].view(1))[0]
         moved = t["active"] & t["alive"]
@@ -149,8 +147,8 @@ def _shown(recipe: Recipe, parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([total[:, None], *parts], 1)
 
 
-def evaluate_step(recipe: Recipe, size: int, full: int, shared: bool) -> Callable[[Tensors], None]:
-    """A validation batch of `size`, where a whole one is `full`; `shared` when every member reads the same samples."""
+def evaluate_step(recipe: Recipe, size: int, shared: bool) -> Callable[[Tensors], None]:
+    """A validation batch of `size`; `shared` when every member reads the same samples."""
     module = Stepped(recipe.evaluating, recipe.evaluate)
 
     def member(
@@ -166,10 +164,8 @@ def evaluate_step(recipe: Recipe, size: int, full: int, shared: bool) -> Callabl
             | _prefixed(t, "fixed:")
             | {name: buffer.clone() for name, buffer in _prefixed(t, "buffer:").items()}
         )
-        batch = _gather(t, size)
-        if shared:
-            batch = [part[0] for part in batch]
-        number = t["start"] // full + t["k"]
+        batch = _gather(t, size, shared)
+        number = t["batch"] + t["k"]
         place = evaluation_step(t["steps"], number)
         shown = vmap(_beneath_grad(member), in_dims=(None, 0, None if shared else 0, 0, 0, 0))(
             _prefixed(t, "shared:"), leaves, batch, t["seeds"], place, number
@@ -200,15 +196,14 @@ def evaluation_step(step: Any, batch: Any) -> Any:
     return step + ((batch + 1) << 32)
 
 
-def _gather(t: Tensors, size: int) -> list[Tensor]:
-    """Each member's batch: [members, size, ...].
+def _gather(t: Tensors, size: int, alike: bool) -> list[Tensor]:
+    """Each member's batch, [members, size, ...], or the one that all of them read.
 
-    A row that sits out reads an active row's batch (`source`): its own next one may hold what would raise.
+    Of few tensors, so that the compiler computes the places where they are read, and writes none of them down.
     """
-    order, length = t["order"], t["order"].shape[1]
-    offsets = torch.arange(size, device=order.device)
-    places = (t["start"][: len(order), None] + t["k"] * size + offsets).clamp(max=length - 1)
-    index = order.view(-1)[t["source"][: len(order), None] * length + places].to(torch.int64)
+    first = t["first"][0] if alike else t["first"][:, None]
+    places = first + (t["k"] * size + torch.arange(size, device=first.device))
+    index = t["order"].view(-1)[places].to(torch.int64)
     return [array[index] for array in _prefixed(t, "data:").values()]
 
 

@@ -9,7 +9,7 @@ import torch
 from carpool.adapters.torch.away import Away
 from carpool.adapters.torch.build import Arrays
 from carpool.adapters.torch.transfer import sent
-from carpool.random import order_keys
+from carpool.kernels.order import order_keys
 
 _SORT_ELEMENTS = 1 << 22  # keys sorted at a time: Philox on int64 holds about eight temporaries of this size
 

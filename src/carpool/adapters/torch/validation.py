@@ -64,13 +64,10 @@ class Validation:
         self, rows: Sequence[int], start: int, size: int, full: int, steps: int, prepare: Prepare
     ) -> None:
         stack.activate(self._tensors, sent(list(rows), self._tensors["order"].device), [start] * len(rows))
+        self._tensors["batch"].fill_(start // full)
         self._tensors["k"].zero_()
-        if self._shared:
-            self._tensors["source"].zero_()  # there is one order, whoever is active
         kind = "evaluate shared" if self._shared else "evaluate"
-        prepare(kind, size, lambda: evaluate_step(self._recipe, size, full, self._shared), self._tensors).run(
-            steps
-        )
+        prepare(kind, size, lambda: evaluate_step(self._recipe, size, self._shared), self._tensors).run(steps)
 
 
 def _passes(lengths: Mapping[int, int], size: int) -> list[tuple[list[int], int, int, int]]:
