@@ -193,6 +193,24 @@ def test_the_process_itself_is_gone_when_a_run_ends_first(monkeypatch: pytest.Mo
     assert not Path(one._folder.name).exists()
 
 
+def test_steps_are_compiled_side_by_side_as_far_as_there_are_cores(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiler, "cores", lambda: 8)
+    monkeypatch.setattr(compiler, "_running", [])
+    monkeypatch.setattr(compiler, "Child", lambda *_, **__: Stage(None))
+    asked = compiler.request(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.zeros(2)])
+    first, second, third = (Background(asked) for _ in range(3))
+    assert [one._child is not None for one in (first, second, third)] == [True, True, False]
+    assert third.poll() is None
+    second._child.code = 0  # nobody asked it
+    assert third.poll() is None, "it goes on"
+    assert third._child is not None
+    fourth = Background(asked)
+    assert fourth._child is None
+    assert fourth.wait() == 0, "who is waited for begins at once"
+    for one in (first, second, third, fourth):
+        one.close()
+
+
 def test_half_gathered_gradients_are_not_switched_under(staged: Any):
     staged(0, step=lambda traced: lambda *inputs: traced(*inputs))
     states, ready = train(jobs(accumulate=2))

@@ -25,6 +25,7 @@ from torch.fx import GraphModule
 
 from carpool import recall
 from carpool.adapters.torch import precision
+from carpool.environment import cores
 from carpool.process.child import Child
 
 
@@ -121,38 +122,59 @@ class Cached:
         """Nothing is held."""
 
 
+_CORES_EACH = 4  # Inductor compiles a step's kernels side by side
+_running: list[Background] = []
+
+
 class Background:
-    """A step being compiled in a process of its own."""
+    """A step being compiled in a process of its own, as soon as there are cores for it."""
 
     def __init__(self, asked: Request) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="carpool-compile-")
-        place = Path(self._folder.name)
-        (place / "request").write_bytes(pickle.dumps(asked))
-        self._said = (place / "said").open("w+b")
-        self._child = Child(
-            [sys.executable, "-m", __name__, str(place / "request")],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            stdout=self._said,
-            stderr=self._said,
-        )
+        self._request = Path(self._folder.name) / "request"
+        self._request.write_bytes(pickle.dumps(asked))
+        self._said = (Path(self._folder.name) / "said").open("w+b")
+        self._child: Child | None = None
+        if _has_room():
+            self._begin()
 
     def poll(self) -> int | None:
-        """Its exit code, 0 for compiled; None while it goes on."""
-        return self._child.poll()
+        """Its exit code, 0 for compiled; None while it goes on, or waits for others."""
+        if self._child is None and _has_room():
+            self._begin()
+        return self._child.poll() if self._child is not None else None
 
     def wait(self) -> int | None:
-        return self._child.wait()
+        return self._begin().wait()
 
     def told(self) -> str:
         """The last line of what it said."""
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"exit code {self._child.poll()}"
+        return lines[-1] if lines else f"exit code {self.poll()}"
 
     def close(self) -> None:
-        self._child.close()
+        if self._child is not None:
+            self._child.close()
         self._said.close()
         self._folder.cleanup()
+
+    def _begin(self) -> Child:
+        if self._child is None:
+            self._child = Child(
+                [sys.executable, "-m", __name__, str(self._request)],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdout=self._said,
+                stderr=self._said,
+            )
+            _running.append(self)
+        return self._child
+
+
+def _has_room() -> bool:
+    """Whether one more may compile. Those that are through make room, whether or not anybody asked them."""
+    _running[:] = [one for one in _running if one._child is not None and one._child.poll() is None]
+    return len(_running) < max(1, cores() // _CORES_EACH)
 
 
 def _work(path: str) -> None:
