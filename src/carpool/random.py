@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 _MASK = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
 ORDER_CALL = 0xFFFFFFFF  # no operator call in a step ever gets this number
 
 
@@ -43,9 +43,9 @@ def philox(
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        (h0, l0), (h1, l1) = product(c0, _MULTIPLIERS[0]), product(c2, _MULTIPLIERS[1])
+        (h0, l0), (h1, l1) = product(c0, MULTIPLIERS[0]), product(c2, MULTIPLIERS[1])
         c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
-        k0, k1 = (k0 + word(_WEYL[0])) & word(_MASK), (k1 + word(_WEYL[1])) & word(_MASK)
+        k0, k1 = (k0 + word(WEYL[0])) & word(_MASK), (k1 + word(WEYL[1])) & word(_MASK)
     return c0, c1, c2, c3
 
 
@@ -60,13 +60,46 @@ def signed_seed(seed: int) -> int:
 
 
 def order_keys(positions: Any, seed: Any, epoch: Any) -> Any:
-    """The 63-bit sort key of each position; sorting by it is the shuffle. Arrays broadcast."""
-    zero = positions * 0
+    """The 63-bit sort key of each position; sorting by it is the shuffle. Arrays of 64-bit integers, which broadcast."""
     words = philox(
-        (positions & _MASK, zero + ORDER_CALL, zero + (epoch & _MASK), zero + ((epoch >> 32) & _MASK)),
-        (zero + (seed & _MASK), zero + ((seed >> 32) & _MASK)),
+        (positions & _MASK, ORDER_CALL, epoch & _MASK, (epoch >> 32) & _MASK),
+        (seed & _MASK, (seed >> 32) & _MASK),
     )
     return (words[0] << 31) | (words[1] >> 1)
+
+
+_BLOCK = 1 << 14  # keys made at a time: what is between them stays in a core's cache
+
+
+def host_order_keys(
+    seeds: Sequence[int] | np.ndarray, epochs: Sequence[int] | np.ndarray, length: int
+) -> np.ndarray:
+    """`order_keys` of positions from 0 on, a row for each pair of seed and epoch: several times as fast as by whole arrays."""
+    own, when = (np.ascontiguousarray(given, np.int64).view(np.uint64)[:, None] for given in (seeds, epochs))
+    own, when = np.broadcast_arrays(own, when)
+    keys = np.empty((len(own), length), np.int64)
+    columns = min(max(1, length), _BLOCK)
+    rows = max(1, _BLOCK // columns)
+    for first in range(0, length, columns):
+        positions = np.arange(first, min(length, first + columns), dtype=np.uint64)[None]
+        for row in range(0, len(own), rows):
+            seed, epoch = own[row : row + rows], when[row : row + rows]
+            words = philox(
+                (positions, np.uint64(ORDER_CALL), epoch & np.uint64(_MASK), epoch >> np.uint64(32)),
+                (seed & np.uint64(_MASK), seed >> np.uint64(32)),
+                word=np.uint64,
+                product=_wide_product,
+            )
+            keys[row : row + rows, first : first + columns] = (words[0] << np.uint64(31)) | (
+                words[1] >> np.uint64(1)
+            )
+    return keys
+
+
+def _wide_product(word: np.ndarray, multiplier: int) -> tuple[np.ndarray, np.ndarray]:
+    """High and low half of a product of unsigned integers, which has room in 64 bits."""
+    product = word * np.uint64(multiplier)
+    return product >> np.uint64(32), product & np.uint64(_MASK)
 
 
 def batch_order(seed: int, epoch: int, length: int) -> np.ndarray:
@@ -84,7 +117,5 @@ def batch_order(seed: int, epoch: int, length: int) -> np.ndarray:
 
 def batch_orders(seeds: Sequence[int], epochs: Sequence[int] | np.ndarray, length: int) -> np.ndarray:
     """`batch_order` of several seeds and epochs at once, a row for each pair of them. One seed goes with every epoch."""
-    positions = np.arange(length, dtype=np.int64)
     own = np.asarray([signed_seed(seed) for seed in seeds], np.int64)
-    keys = order_keys(positions[None], own[:, None], np.asarray(epochs, np.int64)[:, None])
-    return np.argsort(keys, axis=1, kind="stable")
+    return np.argsort(host_order_keys(own, epochs, length), axis=1, kind="stable")

@@ -11,7 +11,7 @@ from carpool.adapters.torch.build import Arrays
 from carpool.adapters.torch.transfer import sent
 from carpool.kernels.order import order_keys
 
-_SORT_ELEMENTS = 1 << 22  # keys sorted at a time: Philox on int64 holds about eight temporaries of this size
+_SORT_ELEMENTS = 1 << 22  # keys sorted at a time, for the memory that takes
 
 
 def key_of(tensor: torch.Tensor) -> Hashable:
@@ -95,8 +95,8 @@ def shuffled(positions: torch.Tensor, keys: Sequence[tuple[int, int]]) -> torch.
         part = keys[start : start + rows]
         unique = {key: place for place, key in enumerate(dict.fromkeys(part))}
         seeds, epochs = sent(list(unique), positions.device).unbind(1)
-        back = sent([unique[key] for key in part], positions.device)
-        places = torch.arange(length, device=positions.device).expand(len(unique), length)
-        order = torch.argsort(order_keys(places, seeds[:, None], epochs[:, None]), dim=1, stable=True)
-        parts.append(positions[start : start + rows].gather(1, order[back]))
-    return torch.cat(parts)
+        order = torch.argsort(order_keys(seeds, epochs, length), dim=1, stable=True)
+        if len(unique) < len(part):
+            order = order[sent([unique[key] for key in part], positions.device)]
+        parts.append(positions[start : start + rows].gather(1, order))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
