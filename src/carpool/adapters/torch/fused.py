@@ -44,6 +44,7 @@ from carpool.adapters.torch.validation import Validation
 from carpool.adapters.torch.window import Window
 from carpool.errors import described
 from carpool.job import Job
+from carpool.memory import heap
 from carpool.memory.estimate import CHECKED_BYTES
 from carpool.planning.cursor import Chunk, Cursor, Supply, launches
 from carpool.planning.trials import Trial
@@ -95,6 +96,8 @@ class StackedSession(FusedSession):
         self._fill(range(len(known)), [stack.initial_states(member.built) for member in known])
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats(device)
+        else:
+            heap.keep()
         self._stream = Stream(device, max(member.built.job.priority for member in known))
         if self._window is not None:  # last, so that a session that cannot be opened holds up nobody
             self._window.open([member.built for member in known])

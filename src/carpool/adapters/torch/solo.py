@@ -35,6 +35,7 @@ from carpool.adapters.torch.stacked import evaluation_step
 from carpool.adapters.torch.store import Store
 from carpool.adapters.torch.transfer import landed
 from carpool.kernels.table import alone
+from carpool.memory import heap
 from carpool.planning.cursor import Chunk, Course, Cursor, Supply
 
 _SLICE_S = 0.05  # how long a chunk may take: whoever shares the device waits for it
@@ -74,6 +75,8 @@ class SoloSession(Session):
         _follow(built)
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats(device)
+        else:
+            heap.keep()
         self._stream = Stream(device, built.job.priority)
         self._batches = batches_of(
             built, device, store

@@ -30,6 +30,7 @@ from carpool.adapters.torch.streams import Streamed, Streams, is_stream
 from carpool.errors import DeviceError, ModelError, sentence
 from carpool.job import Job
 from carpool.kernels.updates import UPDATES
+from carpool.memory import heap
 from carpool.memory.size import size
 from carpool.planning.cursor import Course
 from carpool.planning.holds import Hold
@@ -183,6 +184,7 @@ class TorchAdapter(Adapter):
     def close(self) -> None:
         self._streams.stop()
         stop_compiling()
+        heap.give_back()
 
     def absorb(self, job: Job, state: JobState) -> Trained:
         absorb_into(self._known[job].built, state)
