@@ -27,8 +27,8 @@ HEAVY = frozenset({("resnet", 32)})  # rows whose ways do not fit the memory sid
 COMPARED = 2  # models whose weights are compared
 Say = Callable[[str], None]
 NOTES = (
-    "carpool's figure is a whole warm call of `carpool.train`: jobs built, planned, the first step checked against every"
-    " member alone, trained, results read. Once open is the pace from chunk to chunk inside it; of calls of fewer than eight epochs,"
+    "carpool's figure is a whole warm call of `carpool.train`: jobs built, planned, the first step checked against"
+    " members alone, trained, results read. Once open is the pace from chunk to chunk inside it; of calls of fewer than eight epochs,"
     " from the first check to the last epoch's end.",
     "The peers' figures are steady ones: state, data and the order of the samples are already on the device.",
     "The eager loop and the compiled + captured one train one model: what its step takes does not depend on how many models follow."

@@ -189,6 +189,7 @@ def test_the_process_itself_is_gone_when_a_run_ends_first(monkeypatch: pytest.Mo
     monkeypatch.setattr(program, "Background", Noted)
     train(jobs())
     (one,) = began
+    assert one._child is not None
     assert one._child.code is not None
     assert not Path(one._folder.name).exists()
 
@@ -201,6 +202,7 @@ def test_steps_are_compiled_side_by_side_as_far_as_there_are_cores(monkeypatch: 
     first, second, third = (Background(asked) for _ in range(3))
     assert [one._child is not None for one in (first, second, third)] == [True, True, False]
     assert third.poll() is None
+    assert second._child is not None
     second._child.code = 0  # nobody asked it
     assert third.poll() is None, "it goes on"
     assert third._child is not None
