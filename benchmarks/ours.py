@@ -69,9 +69,11 @@ class Carpool(Way):
         return window
 
     def _train(self, watch: Emit) -> int:
+        held = torch.cuda.memory_allocated(self._order.device) if self._order.device != "cpu" else 0
         results = train(self._order, watch)
         if self._peak_bytes is None:  # of the first call: later ones have the peers' memory beside them
-            self._peak_bytes = max(result.peak_bytes or 0 for result in results) or None
+            peak = max(result.peak_bytes or 0 for result in results)
+            self._peak_bytes = peak - held if peak else None
         self._notes |= {f"{r.strategy}: {r.reason}": None for r in results if r.strategy != "fused"}
         return sum(result.steps for result in results)
 
