@@ -350,10 +350,14 @@ def variables(model: Any) -> dict[str, np.ndarray]:
 def assert_history(got: Mapping[str, Any], expected: Mapping[str, Any], rtol: float = RTOL) -> None:
     assert set(got) == set(expected)
     for name, values in expected.items():
-        wanted = [
-            keras.ops.convert_to_numpy(value) for value in values
-        ]  # on a GPU, torch's may be tensors there
-        np.testing.assert_allclose(got[name], wanted, rtol=rtol, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(_numbers(got[name]), _numbers(values), rtol=rtol, atol=1e-6, err_msg=name)
+
+
+def _numbers(values: Any) -> Any:
+    """On the host: torch's may be tensors on a GPU."""
+    if isinstance(values, list | tuple):
+        return [_numbers(value) for value in values]
+    return keras.ops.convert_to_numpy(values)
 
 
 def assert_same_model(got: Any, expected: Any, rtol: float = 1e-4, atol: float = 1e-6) -> None:
