@@ -23,6 +23,7 @@ from benchmarks import jax_by_hand
 from benchmarks.jax_nets import NETS, ROWS, Net, loss
 from benchmarks.pace import Pace
 from carpool.adapters.jax import programs
+from carpool.events import GroupTried
 from carpool.jax import Model
 
 Say = Callable[[str], None]
@@ -69,16 +70,21 @@ def row(kind: str, members: int, windows: int, say: Say, seconds: float) -> Mapp
     net = NETS[kind]
     steps = members * net.steps
 
-    def ours(epochs: int) -> tuple[float, float]:
+    def ours(epochs: int, *others: Callable[[Any], None]) -> tuple[float, float]:
         asked, pace = jobs(net, members, epochs), Pace()
         began = time.perf_counter()
-        results = carpool.train(asked, reporters=[pace])
+        results = carpool.train(asked, reporters=[pace, *others])
         taken = time.perf_counter() - began
         assert all(result.outcome is carpool.Outcome.COMPLETED for result in results), results.failed
         return taken, pace.rate or 0.0
 
+    def note(event: Any) -> None:
+        if isinstance(event, GroupTried):
+            tried.append(str(event.trial))
+
+    tried: list[str] = []
     programs.forget()
-    cold_s, _ = ours(2)
+    cold_s, _ = ours(2, note)
     by_hand, alone = jax_by_hand.together(net, members), jax_by_hand.in_turn(net)
     by_hand_cold_s = _seconds(partial(by_hand, 2))
     epochs, turns = max(16, _epochs(by_hand, seconds)), max(16, _epochs(alone, seconds))
@@ -97,6 +103,7 @@ def row(kind: str, members: int, windows: int, say: Say, seconds: float) -> Mapp
         "kind": kind,
         "members": members,
         "epochs": {"together": epochs, "one after another": turns},
+        "tried": tried,
         "cold_s": {"carpool": round(cold_s, 2), "by hand": round(by_hand_cold_s, 2)},
         "windows": {way: [round(rate) for rate in each] for way, each in found.items()},
         "model_steps_per_s": {way: round(rate) for way, rate in rates.items()},

@@ -9,12 +9,14 @@ SLOWER = 0.95  # together must be at least this fast, as a share of one after an
 
 @dataclass(frozen=True)
 class Trial:
-    """Seconds that one launch of all members takes, and one step of a member alone. `compiled` says how they ran together."""
+    """Seconds that one launch of all members takes, and one step of a member alone. `compiled` and `form` say how they ran together."""
 
     members: int
     together_s: float
     alone_s: float
     compiled: bool = False
+    form: str = ""
+    """Where there is more than one."""
 
     @property
     def gain(self) -> float:
@@ -30,7 +32,7 @@ class Trial:
         return self.gain >= SLOWER
 
     def __str__(self) -> str:
-        kind = "compiled" if self.compiled else "uncompiled"
+        kind = ("compiled" if self.compiled else "uncompiled") + (f", {self.form}" if self.form else "")
         if self.members == 1:
             return f"a captured step takes {duration(self.together_s)} ({kind}), an eager one {duration(self.alone_s)}"
         return (

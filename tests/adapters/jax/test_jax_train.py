@@ -275,7 +275,7 @@ def test_convolutions_are_timed_and_remembered(trials: None, monkeypatch: pytest
     from carpool.adapters.jax import formulation, session
 
     timed: list[str] = []
-    times = {"product": 1e-4, "mapped": 3e-4, "alone": 1e-3}
+    times = {"convolutions as products": 1e-4, "stacked": 3e-4, "alone": 1e-3}
 
     def measured(self: Any, chunk: Any, way: Any, steps: int) -> float:
         timed.append(way.name)
@@ -285,13 +285,13 @@ def test_convolutions_are_timed_and_remembered(trials: None, monkeypatch: pytest
     jobs = [job(0.01, i, model=convolution) for i in range(3)]
     results = run(jobs)
     assert {result.strategy for result in results} == {"fused"}
-    assert sorted(timed) == ["alone", "mapped", "product"]
+    assert sorted(timed) == ["alone", "convolutions as products", "stacked"]
     run(jobs)
     assert len(timed) == 3
-    times |= {"product": 1e-2, "mapped": 2e-2}
+    times |= {"convolutions as products": 1e-2, "stacked": 2e-2}
     monkeypatch.setattr(formulation.recall, "remembered", lambda key: None)
     slower = run(jobs)
     assert {result.strategy for result in slower} == {"interleaved"}
-    assert "measured" in slower[0].reason
+    assert "takes 10 ms (compiled, convolutions as products)" in slower[0].reason
     assert_alone(results, jobs)
     assert_alone(slower, jobs)

@@ -48,7 +48,7 @@ class Trials:
     ) -> Mapping[str, Trial]:
         """Seconds of a step in each formulation beside those of a member alone."""
         alone_s = alone()
-        found = {way.name: Trial(self._members, seconds(way), alone_s, compiled=True) for way in self._ways}
+        found = {way.name: Trial(self._members, seconds(way), alone_s, True, way.name) for way in self._ways}
         for name, trial in found.items():
             recall.remember(f"{self._name} {name}", trial)
         return found

@@ -210,9 +210,9 @@ def _in_turn(function: Any, axes: Any) -> Any:
     return run
 
 
-MAPPED = Formulation("mapped", _mapped, {"conv_general_dilated": apart})
-PRODUCT = Formulation("product", _mapped, {"conv_general_dilated": as_product})
-IN_TURN = Formulation("in turn", _in_turn, {}, by_launch=True)
+MAPPED = Formulation("stacked", _mapped, {"conv_general_dilated": apart})
+PRODUCT = Formulation("convolutions as products", _mapped, {"conv_general_dilated": as_product})
+IN_TURN = Formulation("members in turn", _in_turn, {}, by_launch=True)
 ALONE = Formulation("alone", _alone, {}, by_launch=True)
 
 
