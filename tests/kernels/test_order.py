@@ -40,7 +40,14 @@ def test_the_kernel_gives_every_bit_of_the_operations():
     assert torch.equal(order.order_keys(*given), by_operations(*given))
 
 
-def test_without_the_kernel_it_is_done_by_operations(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.gpu
+def test_on_a_gpu_without_the_kernel_they_are_the_same(monkeypatch: pytest.MonkeyPatch):
+    given = (*drawn(3, "cuda"), 100)
+    monkeypatch.setattr(order, "_kernel", lambda: None)
+    assert torch.equal(order.order_keys(*given), by_operations(*given))
+
+
+def test_without_a_compiler_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch):
     def missing(_: str) -> None:
         raise RuntimeError("no compiler")
 

@@ -19,7 +19,7 @@ _LARGEST_BYTES = 32 << 20  # of a block that comes from the heap at all: glibc a
 
 @functools.cache
 def keep() -> bool:
-    """For the rest of the process; whether it could be done. Whoever has said how glibc should allocate is left alone."""
+    """Until it is given back; whether it could be done. Whoever has said how glibc should allocate is left alone."""
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False
     change = _function("mallopt")
@@ -29,9 +29,13 @@ def keep() -> bool:
 
 
 def give_back() -> None:
-    """Hands what is free back to the system, if any of it was kept."""
-    if keep.cache_info().currsize and keep() and (trim := _function("malloc_trim")) is not None:
-        trim(ctypes.c_size_t(0))
+    """Hands what is free back to the system, if any of it was kept, and keeps no more than glibc itself might from now on."""
+    if keep.cache_info().currsize and keep():
+        change, trim = _function("mallopt"), _function("malloc_trim")
+        if change is not None and trim is not None:
+            change(_TRIM_THRESHOLD, 2 * _LARGEST_BYTES)
+            trim(ctypes.c_size_t(0))
+    keep.cache_clear()
 
 
 def _function(name: str) -> Callable[..., Any] | None:

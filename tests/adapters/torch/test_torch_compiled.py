@@ -1,6 +1,10 @@
 """Compiled steps keep the promise, and are remembered."""
 
+import warnings
+
 import pytest
+import torch
+from torch import nn
 from zoo import TorchZoo
 
 import carpool
@@ -74,3 +78,25 @@ def test_short_jobs_are_not_compiled():
     prepared = [event for event in events if isinstance(event, GroupCompiled)]
     assert prepared
     assert not any(event.compiled for event in prepared)
+
+
+def test_a_first_row_that_failed_does_not_keep_the_others_from_being_compiled():
+    x, bad = torch.randn(16, 3), torch.zeros(16, dtype=torch.int64)
+    bad[0] = 7
+    made = [
+        carpool.Job(
+            lambda: nn.Linear(3, 2),
+            (x, bad if i == 0 else torch.zeros(16, dtype=torch.int64)),
+            loss=nn.functional.cross_entropy,
+            optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+            batch_size=4,
+            shuffle=False,
+            seed=i,
+            name=str(i),
+        )
+        for i in range(4)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = carpool.train(made, device="cpu", strategy="fused", compile=True, reporters=[])
+    assert [r.outcome.word for r in results] == ["failed", *["completed"] * 3]

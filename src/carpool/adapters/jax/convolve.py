@@ -21,7 +21,7 @@ _MOST_VIEWS = 64  # views laid side by side: more of them would take more memory
 def as_product(lhs: Any, rhs: Any, **params: Any) -> Any:
     """`lax.conv_general_dilated` of these inputs, with the same parameters."""
     if not is_product(lhs.shape, rhs.shape, params):
-        return apart(lhs, rhs, **params)
+        return jax.lax.conv_general_dilated_p.bind(lhs, rhs, **params)
     numbers = params["dimension_numbers"]
     x, kernel = jnp.transpose(lhs, numbers.lhs_spec), jnp.transpose(rhs, numbers.rhs_spec)  # NC..., OI...
     x = _padded(x, params["padding"], params["lhs_dilation"])
@@ -33,6 +33,11 @@ def as_product(lhs: Any, rhs: Any, **params: Any) -> Any:
     made = made.astype(params.get("preferred_element_type") or lhs.dtype)
     back = [numbers.out_spec.index(axis) for axis in range(made.ndim)]
     return jnp.transpose(made, back)
+
+
+def as_product_apart(lhs: Any, rhs: Any, **params: Any) -> Any:
+    """The same on a CPU, where what is no product keeps the members of a stack apart."""
+    return (as_product if is_product(lhs.shape, rhs.shape, params) else apart)(lhs, rhs, **params)
 
 
 def apart(lhs: Any, rhs: Any, **params: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from carpool import recall
 from carpool.adapters.jax.lift import Traced
-from carpool.adapters.jax.program import IN_TURN, MAPPED, PRODUCT, Formulation
+from carpool.adapters.jax.program import APART, IN_TURN, MAPPED, PRODUCT, PRODUCT_APART, Formulation
 from carpool.adapters.jax.telling import names_of
 from carpool.planning.trials import Trial
 
@@ -20,14 +20,15 @@ def convolves(traced: Traced) -> bool:
 def candidates(platform: str) -> tuple[Formulation, ...]:
     """Those that may be the fastest, the one to take unmeasured first.
 
-    On a CPU rows cannot be taken in turn inside a program: a convolution in a loop takes many times as long there.
+    On a CPU rows cannot be taken in turn inside a program: a convolution in a loop takes many times as long there; and not every
+    convolution keeps the rows of a stack apart.
     """
-    return (PRODUCT, MAPPED) if platform == "cpu" else (IN_TURN, PRODUCT, MAPPED)
+    return (PRODUCT_APART, APART) if platform == "cpu" else (IN_TURN, PRODUCT, MAPPED)
 
 
 def length_limit(way: Formulation, platform: str, most: int) -> int:
     """Steps in a launch of such a stack: on a CPU a loop around a convolution costs more than launches."""
-    return 1 if platform == "cpu" and way is not PRODUCT else most
+    return 1 if platform == "cpu" and way is not PRODUCT_APART else most
 
 
 class Trials:

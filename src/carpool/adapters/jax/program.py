@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from carpool.adapters.jax.convolve import apart, as_product
+from carpool.adapters.jax.convolve import apart, as_product, as_product_apart
 from carpool.adapters.jax.lift import Lifted
 from carpool.adapters.jax.replay import Operators
 
@@ -210,8 +210,10 @@ def _in_turn(function: Any, axes: Any) -> Any:
     return run
 
 
-MAPPED = Formulation("stacked", _mapped, {"conv_general_dilated": apart})
+MAPPED = Formulation("stacked", _mapped, {})
 PRODUCT = Formulation("convolutions as products", _mapped, {"conv_general_dilated": as_product})
+APART = MAPPED._replace(operators={"conv_general_dilated": apart})
+PRODUCT_APART = PRODUCT._replace(operators={"conv_general_dilated": as_product_apart})
 IN_TURN = Formulation("members in turn", _in_turn, {}, by_launch=True)
 ALONE = Formulation("alone", _alone, {}, by_launch=True)
 

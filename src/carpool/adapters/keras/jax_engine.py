@@ -27,6 +27,7 @@ from carpool.adapters.jax.convolve import apart
 from carpool.adapters.jax.devices import device_of, names
 from carpool.adapters.jax.lift import traced
 from carpool.adapters.jax.state import row_of
+from carpool.adapters.jax.telling import names_of
 from carpool.adapters.keras.engine import Engine, Feed
 from carpool.adapters.keras.jax_program import chunk, epochs, steps_of
 from carpool.environment import cores
@@ -275,10 +276,12 @@ class JaxEngine(Engine):
         return shown, (trainable, others, optimizer, metrics)
 
     def _taken(self, step: Any, state: Any, batch: Any) -> Any:
-        """One of Keras' steps, its convolutions such as keep the members of a stack apart."""
-        if not self._step_by_step or self._width == 1:
-            return step(state, batch)
-        return traced(step, state, batch).run((state, batch), {}, {"conv_general_dilated": apart})
+        """One of Keras' steps; on a CPU its convolutions are such as keep the members of a stack apart."""
+        if self._width > 1 and self._device.platform == "cpu":
+            found = traced(step, state, batch)
+            if "conv_general_dilated" in names_of(found.closed):
+                return found.run((state, batch), {}, {"conv_general_dilated": apart})
+        return step(state, batch)
 
     def _results(self, metrics: Sequence[Any]) -> dict[str, Any]:
         mapping = list(zip(self._template.metrics_variables, metrics, strict=True))

@@ -113,8 +113,8 @@ def solo_step(recipe: Recipe, case: Case) -> Alone:
 
 
 def _largest(tensors: Iterable[Tensor]) -> Tensor:
-    """The largest absolute value in any of them."""
-    each = [tensor.abs().max() for tensor in tensors if tensor.numel()]
+    """The largest absolute value in any of them, infinite ones left out."""
+    each = [torch.where(tensor.isfinite(), tensor.abs(), 0.0).max() for tensor in tensors if tensor.numel()]
     return torch.stack(each).max() if each else torch.zeros(())
 
 

@@ -108,8 +108,10 @@ class _Compared:
         noise: float,
     ) -> None:
         self._recipe, self._size, self._rows, self._alone = recipe, size, rows, alone
-        index = torch.tensor(list(rows), device=together["weights"].device)
-        self._together = {name: tensor.index_select(0, index) for name, tensor in together.items()}
+        self._together = together
+        self._index: Tensor | None = None
+        if list(rows) != list(range(len(together["weights"]))):
+            self._index = torch.tensor(list(rows), device=together["weights"].device)
         self._sound = {
             name: self._stacked([own.grads[name] for own in alone]).abs()
             > _beside(noise * self._stacked([own.largest[name] for own in alone]), grad)
@@ -134,11 +136,11 @@ class _Compared:
 
     def _loss(self) -> list[tuple[Tensor, str]]:
         own = self._losses()
-        gap = (self._together["sums"][:, 0] / self._size - own).abs()
+        gap = (self._fused("sums")[:, 0] / self._size - own).abs()
         return [(gap / own.abs().clamp(min=1.0), "loss")]
 
     def _weights(self) -> list[tuple[Tensor, str]]:
-        fused = self._recipe.layout.views(self._together["weights"])
+        fused = self._recipe.layout.views(self._fused("weights"))
         return [
             (_relative(weight, self._own("weights", name), self._sound.get(name)), repr(name))
             for name, weight in fused.items()
@@ -146,7 +148,7 @@ class _Compared:
 
     def _buffers(self) -> list[tuple[Tensor, str]]:
         return [
-            (_relative(self._together[f"buffer:{name}"], self._own("buffers", name), None), repr(name))
+            (_relative(self._fused(f"buffer:{name}"), self._own("buffers", name), None), repr(name))
             for name in self._alone[0].buffers
         ]
 
@@ -161,7 +163,7 @@ class _Compared:
                 if kept != held:
                     return [(endless, f"the optimizer's state of {name!r} (fused: {kept}; alone: {held})")]
                 for tally, _ in span.update.tallies:
-                    value = self._together[f"tally:{tally}"][:, number]
+                    value = self._fused(f"tally:{tally}")[:, number]
                     expected = self._slot(name, tally).to(value.dtype)
                     gap = (value - expected).abs() / expected.abs().clamp(min=1.0)
                     found.append((gap, f"{tally!r} of {name!r}"))
@@ -175,15 +177,19 @@ class _Compared:
         """Rounding is relative to the largest gradient of all leaves; ten times as much, because slots hold squares."""
         if not names:
             return []
-        fused = self._recipe.layout.views(self._together[f"slot:{slot}"])
-        values = {name: self._slot(name, slot) for name in names}
-        largest = torch.stack([_largest(value) for value in values.values()]).amax(0)
-        scale = (10 * largest).clamp(min=torch.finfo(self._recipe.layout.dtype).tiny)
-        found = []
-        for name, value in values.items():
-            gap = _gap(fused[name], value, self._sound[name]).amax(1)
-            found.append((gap / scale, f"{slot!r} of {name!r}"))
-        return found
+        fused = self._recipe.layout.views(self._fused(f"slot:{slot}"))
+        gaps, largest = [], []
+        for name in names:  # a leaf at a time, for the memory that takes
+            value = self._slot(name, slot)
+            gaps.append(_gap(fused[name], value, self._sound[name]).amax(1).double())
+            largest.append(_largest(value).double())
+        scale = (10 * torch.stack(largest).amax(0)).clamp(min=torch.finfo(self._recipe.layout.dtype).tiny)
+        return [(gap / scale, f"{slot!r} of {name!r}") for name, gap in zip(names, gaps, strict=True)]
+
+    def _fused(self, name: str) -> Tensor:
+        """What the rows are together."""
+        tensor = self._together[name]
+        return tensor if self._index is None else tensor.index_select(0, self._index)
 
     def _own(self, kind: str, name: str) -> Tensor:
         return self._stacked([getattr(own, kind)[name] for own in self._alone])
@@ -211,9 +217,9 @@ def _largest(rows: Tensor) -> Tensor:
 
 
 def _gap(a: Tensor, b: Tensor, counts: Tensor | None) -> Tensor:
-    """How far a is from b where that counts: not where b, the step alone, is infinite already."""
-    counted = torch.isfinite(b) if counts is None else counts & torch.isfinite(b)
-    return _flat(torch.where(counted, (a - b).abs(), 0.0))
+    """How far a is from b where that counts; infinite or no number in both is the same."""
+    gap = torch.where(a.isfinite() | b.isfinite(), (a - b).abs(), 0.0)
+    return _flat(gap if counts is None else torch.where(counts, gap, 0.0))
 
 
 def _relative(a: Tensor, b: Tensor, counts: Tensor | None) -> Tensor:
@@ -221,7 +227,7 @@ def _relative(a: Tensor, b: Tensor, counts: Tensor | None) -> Tensor:
     if not a.numel():
         return a.new_zeros(len(a), dtype=torch.float64)
     least = 1e-3
-    if not a.is_floating_point():
+    if not (a.is_floating_point() and b.is_floating_point()):
         a, b, least = a.double(), b.double(), 1.0
     gap = _gap(a, b, counts)
     strays = int(gap.shape[1] * _STRAYS) if a.dtype != torch.float64 else 0

@@ -501,6 +501,7 @@ class StackedSession(FusedSession):
         self._known = [*(self._known[row] for row in occupied), *[None] * (width - len(occupied))]
         self._orders = self._orders.moved(index.tolist(), self._tensors["order"])
         self._hypers = self._hypers.moved(occupied, width)
+        self._tensors["first"].zero_()  # of a wider order
         self.width = width
         self._versions = {moved[row]: seen for row, seen in self._versions.items() if row in moved}
         self._dead = {moved[row] for row in self._dead if row in moved}

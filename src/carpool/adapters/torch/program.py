@@ -234,11 +234,13 @@ class Program:
         return graph
 
     def _idle(self, call: Callable[..., None]) -> None:
-        """Runs a step in which no row is active, on the first samples, then puts back what it was told: the stack keeps every bit."""
-        told = [self._tensors[name] for name in ("active", "first", "k") if name in self._tensors]
+        """Runs a step in which no row is active, on the first samples of its orders, then puts back what it was told: the stack keeps every bit."""
+        told = [self._tensors[name] for name in ("active", "k", "first") if name in self._tensors]
         before = [tensor.clone() for tensor in told]
-        for tensor in told:
+        for tensor in told[:2]:
             tensor.zero_()
+        for first in told[2:]:  # where a row's order begins: a batch of any size has room there
+            first.sub_(first % self._tensors["order"].shape[1])
         try:
             with torch.autocast(self._device.type, enabled=False), reproducible():
                 call(*self._inputs)

@@ -226,8 +226,8 @@ def _count(slots: Mapping[str, Tensor]) -> float:
 def checked_bytes(tensors: Tensors) -> int:
     """What checking one member takes.
 
-    Its state before, twice alone and once together; beside that its gradients, and of two weights at a time copies in double
-    precision: at most as much as four times the weights.
+    Its state before, twice alone and once together; beside that its gradients, which of their elements count, and of one leaf at a time
+    what is between: at most as much as four times the weights.
     """
     state = sum(tensor.nbytes for name, tensor in tensors.items() if is_state(name))
     return 4 * (state + tensors["weights"].nbytes) // len(tensors["weights"])

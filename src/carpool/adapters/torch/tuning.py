@@ -41,7 +41,7 @@ def timed_as_captured(device: torch.device) -> Iterator[None]:
         except RuntimeError:
             return theirs(call, *args, **options)
 
-    with _lock:
+    with _lock, _capturable(device):
         benchmarker.benchmark_gpu = measured  # type: ignore[method-assign]
         try:
             yield
@@ -49,25 +49,38 @@ def timed_as_captured(device: torch.device) -> Iterator[None]:
             del benchmarker.benchmark_gpu
 
 
+@contextmanager
+def _capturable(device: torch.device) -> Iterator[None]:
+    """Inside, the current stream is one that can be captured: Inductor launches on the stream that was current when it began to measure."""
+    outer = torch.cuda.current_stream(device)
+    if outer != torch.cuda.default_stream(device):
+        yield
+        return
+    inner = torch.cuda.Stream(device)
+    inner.wait_stream(outer)
+    with torch.cuda.stream(inner):
+        yield
+    outer.wait_stream(inner)
+
+
 def captured_ms(call: Callable[[], Any]) -> float:
-    """Milliseconds of one call among several in a captured graph."""
+    """Milliseconds of one call among several in a captured graph of the current stream."""
     call()  # what is set up at a first call must not be captured
     torch.cuda.current_stream().synchronize()
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            for _ in range(_CALLS):
-                call()
-        finally:
-            graph.capture_end()
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        for _ in range(_CALLS):
+            call()
+    finally:
+        graph.capture_end()
+    graph.replay()
+    found = []
+    for _ in range(_REPLAYS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
         graph.replay()
-        found = []
-        for _ in range(_REPLAYS):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            found.append(start.elapsed_time(end) / _CALLS)
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end) / _CALLS)
     return min(found)
