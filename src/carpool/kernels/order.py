@@ -1,7 +1,7 @@
 """The keys of a shuffle, where they are sorted: `carpool.random.order_keys` by whatever is fastest there.
 
 Written with tensors, ten rounds of Philox are some 250 passes over the memory that the keys take; with thousands of members an epoch's
-shuffle took half as long as its steps.
+shuffle took more than half as long as its steps.
 """
 
 from __future__ import annotations
