@@ -1,4 +1,4 @@
-"""The keys of a shuffle are the public order's, by operations and in one kernel."""
+"""A shuffle is the public order, by operations, by sorting and in one kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from carpool.kernels import order
-from carpool.random import batch_order, order_keys
+from carpool.random import batch_orders, order_keys
 
 
 def drawn(rows: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,40 +20,64 @@ def by_operations(seeds: torch.Tensor, epochs: torch.Tensor, length: int) -> tor
     return order_keys(torch.arange(length, device=seeds.device)[None], seeds[:, None], epochs[:, None])
 
 
+def public(seeds: torch.Tensor, epochs: torch.Tensor, length: int) -> list[list[int]]:
+    return batch_orders(seeds.tolist(), epochs.cpu().numpy(), length).tolist()
+
+
 @pytest.mark.parametrize(("rows", "length"), [(3, 50), (70, 1000), (2, 40_000), (1, 1)])
-def test_on_a_cpu_they_are_those_of_the_operations(rows: int, length: int):
+def test_on_a_cpu_keys_are_those_of_the_operations(rows: int, length: int):
     seeds, epochs = drawn(rows)
     assert torch.equal(order.order_keys(seeds, epochs, length), by_operations(seeds, epochs, length))
 
 
-def test_sorting_by_them_is_the_public_order():
-    seeds, epochs = drawn(3)
-    found = torch.argsort(order.order_keys(seeds, epochs, 50), dim=1, stable=True)
-    for row, seed, epoch in zip(found, seeds.tolist(), epochs.tolist(), strict=True):
-        assert row.tolist() == batch_order(seed, epoch, 50).tolist()
+@pytest.mark.parametrize("length", [1, 2, 50])
+def test_on_a_cpu_it_is_the_public_order(length: int):
+    given = (*drawn(3), length)
+    assert order.orders(*given).tolist() == public(*given)
 
 
 @pytest.mark.gpu
-def test_the_kernel_gives_every_bit_of_the_operations():
-    assert order._kernel() is not None
-    given = (*drawn(64, "cuda"), 1000)
+@pytest.mark.parametrize(("rows", "length"), [(2, 1), (5, 2), (64, 33), (300, 1000), (9, 8192), (3, 15_000)])
+def test_a_row_that_fits_a_block_is_ordered_in_one_kernel(rows: int, length: int):
+    assert order._kernels() is not None
+    assert order._fits(length)
+    given = (*drawn(rows, "cuda"), length)
+    assert order.orders(*given).tolist() == public(*given)
+
+
+@pytest.mark.gpu
+def test_a_row_that_does_not_is_sorted():
+    assert not order._fits(70_000)
+    given = (*drawn(2, "cuda"), 70_000)
     assert torch.equal(order.order_keys(*given), by_operations(*given))
+    assert order.orders(*given).tolist() == public(*given)
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_without_the_kernel_they_are_the_same(monkeypatch: pytest.MonkeyPatch):
+def test_on_a_gpu_without_the_kernels_it_is_the_same(monkeypatch: pytest.MonkeyPatch):
     given = (*drawn(3, "cuda"), 100)
-    monkeypatch.setattr(order, "_kernel", lambda: None)
-    assert torch.equal(order.order_keys(*given), by_operations(*given))
+    monkeypatch.setattr(order, "_kernels", lambda: None)
+    assert order.orders(*given).tolist() == public(*given)
 
 
-def test_without_a_compiler_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch):
-    def missing(_: str) -> None:
-        raise RuntimeError("no compiler")
+@pytest.mark.gpu
+def test_equal_keys_are_read_by_position():
+    """No two keys are equal by chance: of keys of one bit, most are."""
+    from carpool.kernels.cuda import compiled
 
-    monkeypatch.setattr(torch.cuda.jiterator, "_create_jit_fn", missing)
-    order._kernel.cache_clear()
+    blunt = compiled(order._SOURCE.replace("return (", "return (1ull << 62) & ("), ("order", "keys"))
+    assert blunt is not None
+    blunt["order"].set_shared_memory_config(order._room())
+    given = (*drawn(4, "cuda"), 500)
+    keys = order._drawn(blunt["keys"], *given)
+    assert set(keys.unique().tolist()) == {0, 1 << 62}
+    assert torch.equal(order._in_buckets(blunt["order"], *given), torch.argsort(keys, dim=1, stable=True))
+
+
+def test_without_a_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(order, "compiled", lambda *_: None)
+    order._kernels.cache_clear()
     try:
-        assert order._kernel() is None
+        assert order._kernels() is None
     finally:
-        order._kernel.cache_clear()
+        order._kernels.cache_clear()

@@ -25,6 +25,7 @@ from torch.fx import GraphModule
 
 from carpool import recall
 from carpool.adapters.torch import precision
+from carpool.adapters.torch.products import by_template
 from carpool.environment import cores
 from carpool.process.child import Child
 
@@ -78,7 +79,7 @@ def compiled(asked: Request) -> Callable[..., None]:
             torch.empty_strided(one.size, one.stride, dtype=one.dtype, device=one.device)
             for one in asked.shapes
         ]
-    with torch.no_grad():
+    with torch.no_grad(), by_template():
         return inductor(own, inputs)  # type: ignore[return-value]
 
 

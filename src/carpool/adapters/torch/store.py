@@ -9,7 +9,7 @@ import torch
 from carpool.adapters.torch.away import Away
 from carpool.adapters.torch.build import Arrays
 from carpool.adapters.torch.transfer import sent
-from carpool.kernels.order import order_keys
+from carpool.kernels.order import orders
 
 _SORT_ELEMENTS = 1 << 22  # keys sorted at a time, for the memory that takes
 
@@ -95,7 +95,7 @@ def shuffled(positions: torch.Tensor, keys: Sequence[tuple[int, int]]) -> torch.
         part = keys[start : start + rows]
         unique = {key: place for place, key in enumerate(dict.fromkeys(part))}
         seeds, epochs = sent(list(unique), positions.device).unbind(1)
-        order = torch.argsort(order_keys(seeds, epochs, length), dim=1, stable=True)
+        order = orders(seeds, epochs, length)
         if len(unique) < len(part):
             order = order[sent([unique[key] for key in part], positions.device)]
         parts.append(positions[start : start + rows].gather(1, order))
