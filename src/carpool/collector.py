@@ -1,10 +1,33 @@
-"""Python's collector of cyclic garbage, put off: while thousands of objects are made that all stay, it looks through them again and again."""
+"""Python's collector of cyclic garbage, kept from looking through thousands of models again and again, all of which stay."""
 
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_lock = threading.Lock()
+_runs = 0  # that set aside what they make
+
+
+@contextmanager
+def set_aside() -> Iterator[None]:
+    """Inside, what was made while the collector was put off is not looked through, until the last run that asks for it has ended.
+
+    Whoever has frozen objects of their own is left alone: to thaw ours would be to thaw theirs.
+    """
+    global _runs
+    with _lock:
+        takes_part = _runs > 0 or not gc.get_freeze_count()
+        _runs += takes_part
+    try:
+        yield
+    finally:
+        with _lock:
+            _runs -= takes_part
+            if takes_part and not _runs:
+                gc.unfreeze()
 
 
 @contextmanager
@@ -15,5 +38,16 @@ def put_off() -> Iterator[None]:
     try:
         yield
     finally:
+        with _lock:
+            if _runs:
+                gc.freeze()
         if was_on:
             gc.enable()
+
+
+def collect() -> None:
+    """Looks through everything, now: memory is short."""
+    with _lock:
+        if _runs:
+            gc.unfreeze()
+    gc.collect()

@@ -33,6 +33,7 @@ from carpool.result import Outcome, Result, Results
 Reporters = str | Sequence[Callable[[Event], None]]
 
 
+@collector.set_aside()
 def train(
     jobs: Iterable[Job],
     *,

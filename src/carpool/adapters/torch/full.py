@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-
 import torch
+
+from carpool import collector
 
 _WORDS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
@@ -18,6 +18,6 @@ def is_full(error: BaseException) -> bool:
 
 def free() -> None:
     """Gives back what garbage and the allocator's cache hold."""
-    gc.collect()
+    collector.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -1,0 +1,95 @@
+"""The collector of cyclic garbage rests while much is made, and comes back to it in the end."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import carpool
+from carpool import collector
+
+
+class Ring:
+    """Refers to itself: only the collector can free it."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+@pytest.fixture(autouse=True)
+def nothing_frozen() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    assert gc.isenabled()
+    gc.unfreeze()
+
+
+def dropped() -> weakref.ref[Ring]:
+    return weakref.ref(Ring())
+
+
+def test_put_off_it_looks_for_nothing():
+    with collector.put_off():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0, "only a run sets anything aside"
+
+
+def test_whoever_switched_it_off_finds_it_off():
+    gc.disable()
+    try:
+        with collector.put_off():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_run_sets_aside_what_was_made_and_gives_it_back():
+    with collector.set_aside():
+        with collector.put_off():
+            ring = dropped()
+        gc.collect()
+        assert ring() is not None, "set aside"
+    gc.collect()
+    assert ring() is None
+
+
+def test_the_last_of_two_runs_gives_it_back():
+    with collector.set_aside():
+        with collector.set_aside(), collector.put_off():
+            pass
+        assert gc.get_freeze_count()
+    assert gc.get_freeze_count() == 0
+
+
+def test_where_memory_is_short_it_is_looked_through_after_all():
+    with collector.set_aside():
+        with collector.put_off():
+            ring = dropped()
+        collector.collect()
+        assert ring() is None
+
+
+def test_what_others_froze_stays_frozen():
+    gc.freeze()
+    held = gc.get_freeze_count()
+    with collector.set_aside(), collector.put_off():
+        pass
+    assert gc.get_freeze_count() >= held > 0
+
+
+def test_after_training_nothing_is_set_aside():
+    counts: list[int] = []
+    x, y = torch.randn(8, 2), torch.randn(8, 1)
+    jobs = [
+        carpool.Job(torch.nn.Linear(2, 1), (x, y), loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD)
+        for _ in range(2)
+    ]
+    carpool.train(jobs, device="cpu", reporters=[lambda _: counts.append(gc.get_freeze_count())])
+    assert max(counts) > 0
+    assert gc.get_freeze_count() == 0
