@@ -87,7 +87,9 @@ def test_after_training_nothing_is_set_aside():
     counts: list[int] = []
     x, y = torch.randn(8, 2), torch.randn(8, 1)
     jobs = [
-        carpool.Job(torch.nn.Linear(2, 1), (x, y), loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD)
+        carpool.Job(
+            torch.nn.Linear(2, 1), (x, y), loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD
+        )
         for _ in range(2)
     ]
     carpool.train(jobs, device="cpu", reporters=[lambda _: counts.append(gc.get_freeze_count())])

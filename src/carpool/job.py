@@ -84,8 +84,9 @@ class Job:
     `accumulate=n` updates at every n-th batch and at an epoch's last, by the sum of the gradients of loss / n.
     `budget`, a size such as "2GiB", is the device memory that the job may take: one that needs more is refused before anything runs.
     Where jobs share a device by time, one of priority p gets 2**p times as much as one of 0.
-    `share` is the part of a GPU's processors that the job may use, where NVIDIA's MPS runs; with `timeout_s` the job is stopped
-    when it makes no progress for so long. Only a process of its own can keep either: such a job is isolated.
+    `share` is the part of a GPU's processors that the job may use: processors of its own in this process where the driver and the
+    framework can do that, otherwise in a process of its own, where NVIDIA's MPS runs. With `timeout_s` the job is stopped
+    when it makes no progress for so long. Only a process of its own can keep that: such a job is isolated.
     A compiled Keras model says all of its objective itself; `fit` holds arguments of its `fit` that a Job has no word for, such as
     `{"class_weight": ..., "validation_split": 0.2}`, and `callbacks` are Keras' own.
 
@@ -234,6 +235,17 @@ def _whole(job: Job, field: str, remedy: str, least: int | None = None) -> None:
     if not whole or (least is not None and value < least):
         raise JobError(job._says(f"{field} {expected}", repr(value), remedy))
     object.__setattr__(job, field, int(value))
+
+
+def share_of(jobs: Iterable[Job]) -> float | None:
+    """What jobs that run as one may use of a GPU's processors: their shares together; None where nobody says.
+
+    >>> make = lambda share: Job(dict, ([1.0], [2.0]), loss=max, share=share)
+    >>> share_of([make(0.25), make(0.5)]), share_of([make(0.75), make(0.75)]), share_of([make(None)])
+    (0.75, 1.0, None)
+    """
+    shares = [job.share for job in jobs if job.share is not None]
+    return min(1.0, sum(shares)) if shares else None
 
 
 def named(jobs: Iterable[Job]) -> tuple[Job, ...]:

@@ -165,7 +165,7 @@ def _planned(
     for name, job in by_name.items():
         try:
             spec = owners[name].describe(job)
-            specs.append(replace(spec, apart=_apart(job, strategy, spec.apart)))
+            specs.append(replace(spec, apart=_apart(job, owners[name], strategy, spec.apart)))
         except CarpoolError:
             raise
         except Exception as error:  # the user's own factory or data raised: that job's failure, not the run's
@@ -222,14 +222,17 @@ def _planned(
     return _Prepared(by_name, loaded, tuple(specs), made)
 
 
-def _apart(job: Job, strategy: str, known: str) -> str:
+def _apart(job: Job, adapter: Adapter, strategy: str, known: str) -> str:
     """Why the job needs a process of its own, if it does; `known` is what its adapter says."""
     if known and strategy not in ("auto", "isolated"):
         raise JobError(
             f"Job {job.name!r}: "
             + sentence('strategy="auto" or "isolated"', repr(strategy), f"change it: {known}")
         )
-    wanted = [word for word in ("share", "timeout_s") if getattr(job, word) is not None]
+    kept_here = {"share"} if adapter.keeps_shares() else set()
+    wanted = [
+        word for word in ("share", "timeout_s") if getattr(job, word) is not None and word not in kept_here
+    ]
     if wanted and strategy not in ("auto", "isolated"):
         raise JobError(
             f"Job {job.name!r}: "

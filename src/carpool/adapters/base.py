@@ -342,6 +342,10 @@ class Adapter(ABC):
             )
         )
 
+    def keeps_shares(self) -> bool:
+        """Whether jobs that have a share of the device's processors can keep it in this process."""
+        return False
+
     def environment(self, jobs: Sequence[Job]) -> Mapping[str, str]:
         """Variables that a worker needs for these jobs before it imports anything."""
         return {}

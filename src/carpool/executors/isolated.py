@@ -21,7 +21,7 @@ from carpool.events import BatchesRead, Emit, EpochEnded
 from carpool.executors.driver import Finish, Ready
 from carpool.executors.errand import Began, Reached, Request, carry_out
 from carpool.executors.member import Member
-from carpool.job import Job
+from carpool.job import Job, share_of
 from carpool.memory import device as devices
 from carpool.memory.policy import CONTEXT_BYTES, Policy, variables
 from carpool.memory.size import Limit, shown, size
@@ -104,8 +104,8 @@ class Workers:
         return Request(tuple(plain), device, strategy, self._verify, compile, self._most)
 
     def _environment(self, jobs: Sequence[Job]) -> dict[str, str]:
-        shares = [job.share for job in jobs if job.share is not None]
-        share = thread_share(min(1.0, sum(shares))) if shares else {}
+        wanted = share_of(jobs)
+        share = thread_share(wanted) if wanted is not None else {}
         if self._on_cpu:
             return threads(self._at_once, cores(), os.environ) | share
         policy = Policy(Limit(size_bytes=_cap_bytes(jobs)))

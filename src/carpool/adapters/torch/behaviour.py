@@ -39,6 +39,7 @@ def job_signature(built: Built) -> Signature:
         ("precision=", job.precision),
         ("accumulate=", job.accumulate),
         ("clip_norm=", "set" if job.clip_norm is not None else "none"),
+        ("share=", "set" if job.share is not None else "none"),
     ]
     return tuple(entries)
 

@@ -8,21 +8,32 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 
+from carpool.adapters.torch.partition import Part, is_kept
+
 _idle: dict[
     tuple[str, int], list[torch.cuda.Stream]
 ] = {}  # a new stream would get new workspaces, kept for good
 
 
 class Stream:
-    """A stream of a session's own. What was enqueued before it was made happens before anything on it."""
+    """A stream of a session's own. What was enqueued before it was made happens before anything on it.
 
-    def __init__(self, device: str, priority: int = 0) -> None:
+    With a share it runs on a part of the device's processors, where that can be kept.
+    """
+
+    def __init__(self, device: str, priority: int = 0, share: float | None = None) -> None:
         self._stream: torch.cuda.Stream | None = None
+        self._part: Part | None = None
         self._key = (device, -1 if priority > 0 else 0)
-        if device.startswith("cuda"):
+        if not device.startswith("cuda"):
+            return
+        if share is not None and is_kept(device):
+            self._part = Part(device, share, self._key[1])
+            self._stream = self._part.stream
+        else:
             waiting = _idle.setdefault(self._key, [])
             self._stream = waiting.pop() if waiting else torch.cuda.Stream(device, priority=self._key[1])
-            self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def turn(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
@@ -31,7 +42,10 @@ class Stream:
         """Waits for everything enqueued, so that what it uses may be given back; the next session may have the stream."""
         if self._stream is not None:
             self._stream.synchronize()
-            _idle[self._key].append(self._stream)
+            if self._part is not None:
+                self._part.give_back()
+            else:
+                _idle[self._key].append(self._stream)
             self._stream = None
 
 

@@ -43,7 +43,7 @@ from carpool.adapters.torch.transfer import sent
 from carpool.adapters.torch.validation import Validation
 from carpool.adapters.torch.window import Window
 from carpool.errors import described
-from carpool.job import Job
+from carpool.job import Job, share_of
 from carpool.memory import heap
 from carpool.memory.estimate import CHECKED_BYTES
 from carpool.planning.cursor import Chunk, Cursor, Supply, launches
@@ -98,7 +98,8 @@ class StackedSession(FusedSession):
             torch.cuda.reset_peak_memory_stats(device)
         else:
             heap.keep()
-        self._stream = Stream(device, max(member.built.job.priority for member in known))
+        jobs = [member.built.job for member in known]
+        self._stream = Stream(device, max(job.priority for job in jobs), share_of(jobs))
         if self._window is not None:  # last, so that a session that cannot be opened holds up nobody
             self._window.open([member.built for member in known])
 

@@ -77,7 +77,7 @@ class SoloSession(Session):
             torch.cuda.reset_peak_memory_stats(device)
         else:
             heap.keep()
-        self._stream = Stream(device, built.job.priority)
+        self._stream = Stream(device, built.job.priority, built.job.share)
         self._batches = batches_of(
             built, device, store
         )  # last: a session that cannot be opened holds up nobody

@@ -19,6 +19,7 @@ from carpool.adapters.torch.fuse import Known, TorchFuser
 from carpool.adapters.torch.hold import hold_of
 from carpool.adapters.torch.keep import Kept
 from carpool.adapters.torch.members import make_members
+from carpool.adapters.torch.partition import is_kept
 from carpool.adapters.torch.phases import build_phases, evaluation
 from carpool.adapters.torch.predict import predict
 from carpool.adapters.torch.probe import Probe, probe
@@ -77,6 +78,9 @@ class TorchAdapter(Adapter):
             )  # its context takes memory: it is there before anybody asks what is free
         self._device = place
         return place
+
+    def keeps_shares(self) -> bool:
+        return is_kept(self._device)
 
     def describe(self, job: Job) -> ModelSpec:
         built = self._build(job)
