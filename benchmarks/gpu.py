@@ -38,7 +38,8 @@ NOTES = (
     "The floor is what the device cannot exceed: weights, moments and gradients once each as Adam needs them and the batch over the rate"
     " of a large copy, or the FLOPs over the rate of a large matrix product, both measured in this run at its precision.",
     "The ways of 32 ResNets come one after another instead of in turns: together they do not fit the memory.",
-    f"Weights are compared for {COMPARED} of the models with a plain eager loop at the same precision.",
+    f"Weights are compared for {COMPARED} of the models with a plain eager loop at the same precision; in brackets, how far that loop is"
+    " from itself in strict float32, which is what the precision makes of these models.",
 )
 SIZES = (  # one of each structure first: a run that is cut short has all of them beside their peers
     Size("tiny", 256, 64),

@@ -70,6 +70,8 @@ class Fidelity:
     steps: int
     max_difference: float
     max_weight: float
+    by_precision: float | None = None
+    """How far the plain loop at the run's precision is from the plain loop in strict float32."""
 
 
 @dataclass(frozen=True)

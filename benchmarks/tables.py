@@ -65,7 +65,10 @@ def _memory_cell(row: Row) -> str:
 
 
 def _fidelity_cell(found: Fidelity | None) -> str:
-    return f"{found.max_difference:.1e} after {found.steps} steps" if found else "–"
+    if found is None:
+        return "–"
+    own = "" if found.by_precision is None else f" ({found.by_precision:.1e})"
+    return f"{found.max_difference:.1e}{own} after {found.steps} steps"
 
 
 # Peers and cold calls

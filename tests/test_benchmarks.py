@@ -205,7 +205,7 @@ def make_report(kind: str = "cpu", date: str = "2026-01-02", quick: bool = False
         first_step_s=5.2,
         peak_bytes=2**29,
     )
-    row = Row("small-mlp", "MLP", 8, 32, 96, (own, peer, missing), Fidelity(2, 96, 1.5e-7, 0.4))
+    row = Row("small-mlp", "MLP", 8, 32, 96, (own, peer, missing), Fidelity(2, 96, 1.5e-7, 0.4, 2e-3))
     hardware_ = {"cpu": "Fast CPU", "cores": 2} | ({"gpu": "NVIDIA H200"} if kind == "gpu" else {})
     return Report(kind, date, quick, hardware_, {"torch": "2.13"}, {"torch_threads": 1}, ("A note.",), (row,))
 
@@ -233,7 +233,7 @@ def test_the_table_has_rates_ratios_and_what_is_missing() -> None:
         "carpool": "**24.7 k**",
         "once open": "30.0 k",
         "÷ best torch peer": "24.7× / 30.0×, plain loop",
-        "largest Δ weight": "1.5e-07 after 96 steps",
+        "largest Δ weight": "1.5e-07 (2.0e-03) after 96 steps",
     }
     assert dict(zip(cells(peers), cells(rates), strict=True)) == {
         "models": "8 × MLP, batch 32",

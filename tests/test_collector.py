@@ -50,7 +50,7 @@ def test_whoever_switched_it_off_finds_it_off():
 
 
 def test_a_run_sets_aside_what_was_made_and_gives_it_back():
-    with collector.set_aside():
+    with collector.set_aside(1000):
         with collector.put_off():
             ring = dropped()
         gc.collect()
@@ -59,16 +59,29 @@ def test_a_run_sets_aside_what_was_made_and_gives_it_back():
     assert ring() is None
 
 
+def test_garbage_from_before_is_not_set_aside():
+    ring = dropped()
+    with collector.set_aside(1000), collector.put_off():
+        assert ring() is None
+
+
+def test_a_run_of_few_models_sets_nothing_aside():
+    with collector.set_aside(8):
+        with collector.put_off():
+            pass
+        assert gc.get_freeze_count() == 0
+
+
 def test_the_last_of_two_runs_gives_it_back():
-    with collector.set_aside():
-        with collector.set_aside(), collector.put_off():
+    with collector.set_aside(1000):
+        with collector.set_aside(1000), collector.put_off():
             pass
         assert gc.get_freeze_count()
     assert gc.get_freeze_count() == 0
 
 
 def test_where_memory_is_short_it_is_looked_through_after_all():
-    with collector.set_aside():
+    with collector.set_aside(1000):
         with collector.put_off():
             ring = dropped()
         collector.collect()
@@ -78,20 +91,25 @@ def test_where_memory_is_short_it_is_looked_through_after_all():
 def test_what_others_froze_stays_frozen():
     gc.freeze()
     held = gc.get_freeze_count()
-    with collector.set_aside(), collector.put_off():
+    with collector.set_aside(1000), collector.put_off():
         pass
     assert gc.get_freeze_count() >= held > 0
 
 
-def test_after_training_nothing_is_set_aside():
-    counts: list[int] = []
+def test_training_many_sets_them_aside_and_few_not():
     x, y = torch.randn(8, 2), torch.randn(8, 1)
-    jobs = [
-        carpool.Job(
-            torch.nn.Linear(2, 1), (x, y), loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD
-        )
-        for _ in range(2)
-    ]
-    carpool.train(jobs, device="cpu", reporters=[lambda _: counts.append(gc.get_freeze_count())])
-    assert max(counts) > 0
-    assert gc.get_freeze_count() == 0
+
+    def most_frozen(count: int) -> int:
+        counts: list[int] = []
+        jobs = [
+            carpool.Job(
+                torch.nn.Linear(2, 1), (x, y), loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD
+            )
+            for _ in range(count)
+        ]
+        carpool.train(jobs, device="cpu", reporters=[lambda _: counts.append(gc.get_freeze_count())])
+        assert gc.get_freeze_count() == 0
+        return max(counts)
+
+    assert most_frozen(2) == 0
+    assert most_frozen(256) > 0

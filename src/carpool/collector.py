@@ -11,16 +11,21 @@ _lock = threading.Lock()
 _runs = 0  # that set aside what they make
 
 
-@contextmanager
-def set_aside() -> Iterator[None]:
-    """Inside, what was made while the collector was put off is not looked through, until the last run that asks for it has ended.
+_MANY = 256  # models, from which on looking through them takes longer than what it could find is worth
 
-    Whoever has frozen objects of their own is left alone: to thaw ours would be to thaw theirs.
+
+@contextmanager
+def set_aside(models: int) -> Iterator[None]:
+    """Inside, with many models, whatever is there when the collector was put off is not looked through again, until the last such run has ended.
+
+    So it looks for garbage first. Whoever has frozen objects of their own is left alone: to thaw ours would be to thaw theirs.
     """
     global _runs
     with _lock:
-        takes_part = _runs > 0 or not gc.get_freeze_count()
+        takes_part = models >= _MANY and (_runs > 0 or not gc.get_freeze_count())
         _runs += takes_part
+    if takes_part:
+        gc.collect()
     try:
         yield
     finally:

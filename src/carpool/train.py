@@ -33,7 +33,6 @@ from carpool.result import Outcome, Result, Results
 Reporters = str | Sequence[Callable[[Event], None]]
 
 
-@collector.set_aside()
 def train(
     jobs: Iterable[Job],
     *,
@@ -62,17 +61,19 @@ def train(
     """
     _check_options(on_error, compile)
     started = time.perf_counter()
-    prepared = _prepare(jobs, device, strategy, compile, limit(memory), ("holds", "widths"))
-    with prepared, _Reporting(reporters) as emit, Pause() as pause:
-        orders = Orders(prepared.plan.device, strategy, verify, on_error)
-        run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit)
-        emit(RunStarted(prepared.plan, prepared.plan.device, sum(s.course.steps for s in prepared.specs)))
-        try:
-            run.groups(pause)
-        except KeyboardInterrupt:
-            raise Interrupted(prepared.results(run, time.perf_counter() - started)) from None
-        seconds = time.perf_counter() - started
-        emit(RunEnded(seconds))
+    jobs = list(jobs)
+    with collector.set_aside(len(jobs)):
+        prepared = _prepare(jobs, device, strategy, compile, limit(memory), ("holds", "widths"))
+        with prepared, _Reporting(reporters) as emit, Pause() as pause:
+            orders = Orders(prepared.plan.device, strategy, verify, on_error)
+            run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit)
+            emit(RunStarted(prepared.plan, prepared.plan.device, sum(s.course.steps for s in prepared.specs)))
+            try:
+                run.groups(pause)
+            except KeyboardInterrupt:
+                raise Interrupted(prepared.results(run, time.perf_counter() - started)) from None
+            seconds = time.perf_counter() - started
+            emit(RunEnded(seconds))
     results = prepared.results(run, seconds)
     _raise_if_all_failed(results)
     return results
@@ -229,7 +230,7 @@ def _apart(job: Job, adapter: Adapter, strategy: str, known: str) -> str:
             f"Job {job.name!r}: "
             + sentence('strategy="auto" or "isolated"', repr(strategy), f"change it: {known}")
         )
-    kept_here = {"share"} if adapter.keeps_shares() else set()
+    kept_here = {"share"} if job.share is not None and adapter.keeps_shares() else set()
     wanted = [
         word for word in ("share", "timeout_s") if getattr(job, word) is not None and word not in kept_here
     ]

@@ -36,48 +36,61 @@ def test_on_a_cpu_it_is_the_public_order(length: int):
     assert order.orders(*given).tolist() == public(*given)
 
 
+GPU = torch.device("cuda", 0)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rows", "length"), [(2, 1), (5, 2), (64, 33), (300, 1000), (9, 8192), (3, 15_000)])
 def test_a_row_that_fits_a_block_is_ordered_in_one_kernel(rows: int, length: int):
-    assert order._kernels() is not None
-    assert order._fits(length)
-    given = (*drawn(rows, "cuda"), length)
+    kernels = order._kernels(GPU)
+    assert kernels is not None
+    assert kernels.fits(length)
+    given = (*drawn(rows, "cuda:0"), length)
     assert order.orders(*given).tolist() == public(*given)
 
 
 @pytest.mark.gpu
-def test_a_row_that_does_not_is_sorted():
-    assert not order._fits(70_000)
-    given = (*drawn(2, "cuda"), 70_000)
-    assert torch.equal(order.order_keys(*given), by_operations(*given))
+def test_a_row_that_does_not_is_sorted(monkeypatch: pytest.MonkeyPatch):
+    kernels = order._kernels(GPU)
+    assert kernels is not None
+    assert not kernels.fits(70_000)
+    given = (*drawn(2, "cuda:0"), 70_000)
     assert order.orders(*given).tolist() == public(*given)
+    monkeypatch.setattr(order, "_MOST_PARTS", 3)  # fewer blocks than a row has parts
+    assert torch.equal(order.order_keys(*given), by_operations(*given))
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_without_the_kernels_it_is_the_same(monkeypatch: pytest.MonkeyPatch):
-    given = (*drawn(3, "cuda"), 100)
-    monkeypatch.setattr(order, "_kernels", lambda: None)
+    given = (*drawn(3, "cuda:0"), 100)
+    monkeypatch.setattr(order, "_kernels", lambda _: None)
     assert order.orders(*given).tolist() == public(*given)
 
 
 @pytest.mark.gpu
 def test_equal_keys_are_read_by_position():
     """No two keys are equal by chance: of keys of one bit, most are."""
-    from carpool.kernels.cuda import compiled
-
-    blunt = compiled(order._SOURCE.replace("return (", "return (1ull << 62) & ("), ("order", "keys"))
-    assert blunt is not None
-    blunt["order"].set_shared_memory_config(order._room())
-    given = (*drawn(4, "cuda"), 500)
-    keys = order._drawn(blunt["keys"], *given)
+    blunt = order.Kernels(GPU, order._SOURCE.replace("return (", "return (1ull << 62) & ("))
+    given = (*drawn(4, "cuda:0"), 500)
+    keys = blunt.keys(*given)
     assert set(keys.unique().tolist()) == {0, 1 << 62}
-    assert torch.equal(order._in_buckets(blunt["order"], *given), torch.argsort(keys, dim=1, stable=True))
+    assert torch.equal(blunt.order(*given), torch.argsort(keys, dim=1, stable=True))
 
 
 def test_without_a_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(order, "compiled", lambda *_: None)
-    order._kernels.cache_clear()
-    try:
-        assert order._kernels() is None
-    finally:
-        order._kernels.cache_clear()
+    def missing(*_: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(order, "Kernels", missing)
+    assert order._kernels.__wrapped__(GPU) is None
+
+
+def test_where_memory_is_short_they_are_asked_for_again(monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(order, "Kernels", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        order._kernels(GPU)
+    with pytest.raises(torch.OutOfMemoryError):
+        order._kernels(GPU)

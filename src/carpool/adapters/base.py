@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from carpool import collector
 from carpool.errors import FusionError, ModelError, described, sentence
 from carpool.job import Job
 from carpool.memory.estimate import Footprint
@@ -297,8 +298,8 @@ class Adapter(ABC):
         return isinstance(error, MemoryError | DeviceFull)
 
     def free(self) -> None:
-        """Gives memory that the framework keeps for later back to the device."""
-        return
+        """Gives memory that garbage holds, or the framework keeps for later, back to the device."""
+        collector.collect()
 
     def __init__(self, compile: str | bool = "auto") -> None:
         self.compile = compile

@@ -9,17 +9,18 @@ from typing import Any
 import torch
 
 
-def compiled(source: str, names: Sequence[str]) -> dict[str, Any] | None:
-    """The kernels of these names for the current device; None where there is no such compiler.
+def compiled(source: str, names: Sequence[str]) -> dict[str, Any]:
+    """The kernels of these names for the current device, and for no other; RuntimeError where there is no such compiler.
 
     A kernel is launched on the current stream: `kernel(grid=, block=, args=, shared_mem=)`.
     """
     try:
         from torch.cuda._utils import _cuda_load_module, _get_gpu_rtc_library
 
-        return _cuda_load_module(_machine_code(_get_gpu_rtc_library(), source), list(names))  # type: ignore[return-value]
-    except (ImportError, AttributeError, OSError, RuntimeError):
-        return None
+        compiler = _get_gpu_rtc_library()
+    except (ImportError, AttributeError, OSError) as error:  # another torch than those this was written for
+        raise RuntimeError("this torch has no compiler for CUDA C") from error
+    return _cuda_load_module(_machine_code(compiler, source), list(names))  # type: ignore[return-value]
 
 
 def _machine_code(compiler: ctypes.CDLL, source: str) -> bytes:

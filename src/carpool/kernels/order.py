@@ -19,6 +19,7 @@ from carpool.random import order_keys as by_operations
 
 _THREADS = 1024
 _SUMS_BYTES = 4 * _THREADS
+_MOST_PARTS = 1 << 15  # a grid has no more than 65,535 blocks in y
 _SOURCE = f"""
 __device__ unsigned long long key_of(unsigned int position, long long seed, long long epoch) {{
     unsigned int c0 = position, c1 = {ORDER_CALL}u;
@@ -36,10 +37,10 @@ __device__ unsigned long long key_of(unsigned int position, long long seed, long
     return ((unsigned long long)c0 << 31 | c1 >> 1);
 }}
 
-// The keys of rows: blocks in x are rows, those in y their parts.
+// The keys of rows: blocks in x are rows, those in y take turns at their parts.
 extern "C" __global__ void keys(const long long* seeds, const long long* epochs, long long* out, int length) {{
-    const int i = blockIdx.y * blockDim.x + threadIdx.x;
-    if (i < length) out[(long long)blockIdx.x * length + i] = key_of(i, seeds[blockIdx.x], epochs[blockIdx.x]);
+    for (long long i = blockIdx.y * blockDim.x + threadIdx.x; i < length; i += (long long)gridDim.y * blockDim.x)
+        out[(long long)blockIdx.x * length + i] = key_of(i, seeds[blockIdx.x], epochs[blockIdx.x]);
 }}
 
 // The order of rows: a block is a row, in 2 ** bits buckets.
@@ -108,8 +109,9 @@ extern "C" __global__ void order(const long long* seeds, const long long* epochs
 
 def orders(seeds: Tensor, epochs: Tensor, length: int) -> Tensor:
     """In which order `length` samples are read, a row for each pair of seed and epoch."""
-    if seeds.device.type == "cuda" and (kernels := _kernels()) is not None and _fits(length):
-        return _in_buckets(kernels["order"], seeds, epochs, length)
+    kernels = _kernels_for(seeds.device)
+    if kernels is not None and kernels.fits(length):
+        return kernels.order(seeds, epochs, length)
     return torch.argsort(order_keys(seeds, epochs, length), dim=1, stable=True)
 
 
@@ -117,35 +119,52 @@ def order_keys(seeds: Tensor, epochs: Tensor, length: int) -> Tensor:
     """The 63-bit sort key of each position up to `length`, a row for each pair of seed and epoch."""
     if seeds.device.type == "cpu":
         return torch.from_numpy(host_order_keys(seeds.numpy(), epochs.numpy(), length))
-    if seeds.device.type == "cuda" and (kernels := _kernels()) is not None:
-        return _drawn(kernels["keys"], seeds, epochs, length)
+    kernels = _kernels_for(seeds.device)
+    if kernels is not None:
+        return kernels.keys(seeds, epochs, length)
     return by_operations(torch.arange(length, device=seeds.device)[None], seeds[:, None], epochs[:, None])
 
 
-def _in_buckets(kernel: Any, seeds: Tensor, epochs: Tensor, length: int) -> Tensor:
-    made = torch.empty(len(seeds), length, dtype=torch.int64, device=seeds.device)
-    bits = length.bit_length() - 1
-    kernel(
-        grid=(len(seeds), 1, 1),
-        block=(min(max(32, 1 << bits), _THREADS), 1, 1),
-        args=[seeds.contiguous(), epochs.contiguous(), made, length, bits],
-        shared_mem=_row_bytes(length),
-    )
-    return made
+class Kernels:
+    """The two kernels on one GPU."""
 
+    def __init__(self, device: torch.device, source: str = _SOURCE) -> None:
+        """Raises RuntimeError where they cannot be compiled."""
+        self._device = device
+        properties = torch.cuda.get_device_properties(device)
+        self._room = getattr(properties, "shared_memory_per_block_optin", 48 << 10) - _SUMS_BYTES
+        with torch.cuda.device(device):
+            self._made = compiled(source, ("order", "keys"))
+            self._made["order"].set_shared_memory_config(self._room)
 
-def _drawn(kernel: Any, seeds: Tensor, epochs: Tensor, length: int) -> Tensor:
-    made = torch.empty(len(seeds), length, dtype=torch.int64, device=seeds.device)
-    kernel(
-        grid=(len(seeds), -(-length // _THREADS), 1),
-        block=(_THREADS, 1, 1),
-        args=[seeds.contiguous(), epochs.contiguous(), made, length],
-    )
-    return made
+    def fits(self, length: int) -> bool:
+        """Whether a block can order so long a row."""
+        return length > 0 and _row_bytes(length) <= self._room
 
+    def order(self, seeds: Tensor, epochs: Tensor, length: int) -> Tensor:
+        bits = length.bit_length() - 1
+        return self._launched(
+            "order",
+            (seeds, epochs, length),
+            bits,
+            grid=(len(seeds), 1, 1),
+            block=(min(max(32, 1 << bits), _THREADS), 1, 1),
+            shared_mem=_row_bytes(length),
+        )
 
-def _fits(length: int) -> bool:
-    return length > 0 and _row_bytes(length) <= _room()
+    def keys(self, seeds: Tensor, epochs: Tensor, length: int) -> Tensor:
+        parts = min(-(-length // _THREADS), _MOST_PARTS)
+        return self._launched(
+            "keys", (seeds, epochs, length), grid=(len(seeds), parts, 1), block=(_THREADS, 1, 1)
+        )
+
+    def _launched(self, name: str, given: tuple[Tensor, Tensor, int], *more: int, **shape: Any) -> Tensor:
+        seeds, epochs, length = given
+        made = torch.empty(len(seeds), length, dtype=torch.int64, device=self._device)
+        if made.numel():
+            with torch.cuda.device(self._device):
+                self._made[name](args=[seeds.contiguous(), epochs.contiguous(), made, length, *more], **shape)
+        return made
 
 
 def _row_bytes(length: int) -> int:
@@ -153,26 +172,20 @@ def _row_bytes(length: int) -> int:
     return 8 * length + 4 * (1 << (length.bit_length() - 1)) + 2 * length
 
 
-def _room() -> int:
-    """Bytes of shared memory that a block's row can have."""
-    return (
-        getattr(torch.cuda.get_device_properties(), "shared_memory_per_block_optin", 48 << 10) - _SUMS_BYTES
-    )
+def _kernels_for(device: torch.device) -> Kernels | None:
+    return _kernels(device) if device.type == "cuda" else None
 
 
 @functools.cache
-def _kernels() -> dict[str, Any] | None:
+def _kernels(device: torch.device) -> Kernels | None:
     """None where they cannot be compiled, or do not give the public order."""
-    made = compiled(_SOURCE, ("order", "keys"))
-    if made is None:
-        return None
     try:
-        made["order"].set_shared_memory_config(_room())
-        seeds, epochs = torch.tensor([[3, -5], [1, 1 << 40]], device="cuda")
-        wanted = torch.argsort(
-            by_operations(torch.arange(100, device="cuda")[None], seeds[:, None], epochs[:, None])
-        )
-        sound = torch.equal(_in_buckets(made["order"], seeds, epochs, 100), wanted)
+        made = Kernels(device)
+        seeds, epochs = torch.tensor([[3, -5], [1, 1 << 40]], device=device)
+        found = made.order(seeds, epochs, 100)
+    except torch.OutOfMemoryError:
+        raise  # another time there may be room
     except (AttributeError, RuntimeError):
         return None
-    return made if sound else None
+    keys = by_operations(torch.arange(100, device=device)[None], seeds[:, None], epochs[:, None])
+    return made if torch.equal(found, torch.argsort(keys, dim=1, stable=True)) else None

@@ -32,16 +32,17 @@ def job(name: str, share: float | None = None, width: int = 2, **options: Any) -
     )
 
 
-def test_shares_that_fit_together_do_not_overlap():
+@pytest.mark.parametrize("shares", [(0.5, 0.25, 0.25), (0.35, 0.35, 0.3), (0.1,) * 10, (0.9, 0.1)])
+def test_shares_that_fit_together_do_not_overlap(shares: tuple[float, ...]):
     loads = [0] * 16
-    taken: list[int] = []
-    for share in (0.5, 0.25, 0.25):
-        groups = chosen(loads, share)
-        taken += groups
-        for group in groups:
+    for share in shares:
+        for group in chosen(loads, share):
             loads[group] += 1
-    assert sorted(taken) == list(range(16))
-    assert chosen(loads, 0.125) == (0, 1), "then they share the least used"
+    assert max(loads) == 1
+
+
+def test_others_have_what_is_used_least():
+    assert chosen([2, 1, 1, 2], 0.5) == (1, 2)
 
 
 def test_without_a_gpu_a_share_needs_a_worker():
@@ -110,21 +111,34 @@ def test_each_group_has_a_stream_of_its_own_which_the_next_session_gets_again(
 ):
     driver = Driver()
     found = parts(monkeypatch, driver)
-    assert found.loads == [0, 0]
-    first = found.take((0,), 0)
-    second = found.take((1,), -1)
+    assert found.loads == [0, 0], "what it tried is given back"
+    groups, first = found.take(0.5, 0)
+    others, second = found.take(0.5, -1)
+    assert (groups, others) == ((0,), (1,))
     assert first != second
     assert driver.made == [(["first"], 0), (["second"], -1)]
     assert found.loads == [1, 1]
-    found.give_back((0,), 0, first)
+    found.give_back(groups, 0, first)
     assert found.loads == [0, 1]
-    assert found.take((0,), 0) == first
+    assert found.take(0.5, 0) == (groups, first)
     assert len(driver.made) == 2
+
+
+def test_one_that_cannot_be_made_is_not_counted(monkeypatch: pytest.MonkeyPatch):
+    driver = Driver()
+    found = parts(monkeypatch, driver)
+    monkeypatch.setattr(driver, "cuGreenCtxCreate", lambda *_: (2, None))
+    with pytest.raises(RuntimeError, match="answered 2"):
+        found.take(0.5, -1)
+    assert found.loads == [0, 0]
 
 
 def test_a_driver_that_cannot_part_its_device_keeps_no_shares(monkeypatch: pytest.MonkeyPatch):
     assert parts(monkeypatch, Driver(status=801)) is None
     assert parts(monkeypatch, ModuleType("an old one")) is None
+    unwilling = Driver()
+    monkeypatch.setattr(unwilling, "cuGreenCtxStreamCreate", lambda *_: (801, None))
+    assert parts(monkeypatch, unwilling) is None
 
 
 _SEEN = """

@@ -45,6 +45,7 @@ def test_one_of_middle_size_is_the_templates_where_that_is_as_fast():
     middle = Product(128, 256, 256, along_terms=True, exact=False)
     assert form(middle) is not None
     assert form(replace(middle, along_terms=False)) is None
+    assert form(Product(64, 64, 32, along_terms=True, exact=False)) is None, "attention's"
 
 
 def test_in_full_precision_all_are_the_librarys():
@@ -88,10 +89,13 @@ class Inputs:
         self.device_type = device_type
         self._pair = left, right
 
+    def device(self) -> None:
+        return None
+
     def mat1mat2(self) -> Any:
         class Node:
             def __init__(self, of: torch.Tensor) -> None:
-                self.get_stride = of.stride
+                self.get_stride, self.get_size = of.stride, of.size
 
         return tuple(map(Node, self._pair))
 
@@ -109,9 +113,11 @@ def chosen(*inputs: Any, choices: tuple[Choice, ...]) -> tuple[list[Choice], boo
 
 
 @pytest.fixture
-def with_tensor_cores() -> Iterator[None]:
+def with_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     yield
     torch.set_float32_matmul_precision(before)
 
@@ -132,8 +138,9 @@ def test_of_a_small_product_the_template_in_the_rules_form_is_the_only_choice():
         (torch.ones(4, 512, 512), torch.ones(4, 512, 512)),
         (torch.ones(32, 8), torch.ones(8, 64)),
         (torch.ones(4, 32, 8), torch.ones(4, 8, 64), "cpu"),
+        (torch.ones(1, 1, 1).expand(70_000, 32, 8), torch.ones(1, 1, 1).expand(70_000, 8, 64)),
     ],
-    ids=["large", "not batched", "on a CPU"],
+    ids=["large", "not batched", "on a CPU", "more than a launch has blocks for"],
 )
 @pytest.mark.usefixtures("with_tensor_cores")
 def test_otherwise_the_choices_are_inductors(inputs: tuple):
@@ -143,7 +150,42 @@ def test_otherwise_the_choices_are_inductors(inputs: tuple):
     assert tuple(found) == given
 
 
+def test_what_has_no_matrices_is_left_alone():
+    class Image:
+        device_type = "cuda"
+
+    handler = products._handler(Base)()
+    given = (Choice(), Choice(BLOCK_M=128))
+    assert tuple(handler.get_template_configs(Image(), given)) == given
+
+
+def test_on_a_gpu_without_tf32_they_are_inductors(monkeypatch: pytest.MonkeyPatch, with_tensor_cores: None):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    given = (Choice(), Choice(BLOCK_M=128))
+    found, tuned = chosen(torch.ones(4, 32, 8), torch.ones(4, 8, 64), choices=given)
+    assert not tuned
+    assert tuple(found) == given
+
+
+def test_torchs_own_classes_have_the_names_that_are_overridden_and_asked():
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.kernel_inputs import MMKernelInputs
+    from torch._inductor.virtualized import V
+
+    assert {"get_template_configs", "_finalize_template_configs"} <= set(dir(InductorChoices))
+    assert {"device_type", "device", "dtype", "mat1mat2", "mnk_hinted"} <= set(dir(MMKernelInputs))
+    before = V.choices
+    with products.by_template():
+        assert isinstance(V.choices, InductorChoices)
+        assert V.choices is not before
+        assert "carpool" in torch.compiler.config.cache_key_tag
+    assert V.choices is before
+    assert "carpool" not in torch.compiler.config.cache_key_tag
+
+
+@pytest.mark.usefixtures("with_tensor_cores")
 def test_in_full_precision_they_are_inductors():
+    torch.set_float32_matmul_precision("highest")
     given = (Choice(), Choice(BLOCK_M=128))
     found, tuned = chosen(torch.ones(4, 32, 8), torch.ones(4, 8, 64), choices=given)
     assert not tuned

@@ -1,5 +1,6 @@
 """Rows of a fused session: states that move between strategies, members that leave, join, are copied and repacked."""
 
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -209,3 +210,13 @@ def test_members_predict_together_as_alone():
     solo = solo_adapter.open(twin, "cpu")
     solo.load(0, session.state([2])[0])
     torch.testing.assert_close(together[0], solo.predict(x), rtol=0, atol=1e-10)
+
+
+def test_a_closed_session_holds_no_tensor_whoever_holds_it():
+    _, _, session = opened(3)
+    session.advance(chunk(range(3)))
+    held = session._feed, session._verifier()
+    weights = weakref.ref(session._tensors["weights"])
+    session.close()
+    assert weights() is None
+    del held

@@ -27,7 +27,7 @@ class Stream:
         self._key = (device, -1 if priority > 0 else 0)
         if not device.startswith("cuda"):
             return
-        if share is not None and is_kept(device):
+        if share is not None and share < 1 and is_kept(device):
             self._part = Part(device, share, self._key[1])
             self._stream = self._part.stream
         else:

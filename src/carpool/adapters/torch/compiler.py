@@ -24,8 +24,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from carpool import recall
-from carpool.adapters.torch import precision
-from carpool.adapters.torch.products import by_template
+from carpool.adapters.torch import precision, products
 from carpool.environment import cores
 from carpool.process.child import Child
 
@@ -79,7 +78,7 @@ def compiled(asked: Request) -> Callable[..., None]:
             torch.empty_strided(one.size, one.stride, dtype=one.dtype, device=one.device)
             for one in asked.shapes
         ]
-    with torch.no_grad(), by_template():
+    with torch.no_grad(), products.by_template():
         return inductor(own, inputs)  # type: ignore[return-value]
 
 
@@ -96,7 +95,7 @@ def mark(asked: Request) -> None:
 
 
 def _mark(asked: Request) -> Path:
-    parts = (torch.__version__, str(_inductor_folder()), replace(asked, traced=b""))
+    parts = (torch.__version__, products.VERSION, str(_inductor_folder()), replace(asked, traced=b""))
     digest = hashlib.sha256(asked.traced + repr(parts).encode()).hexdigest()
     return recall.folder() / "compiled" / digest
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,15 +23,14 @@ from carpool.adapters.base import (
     StepFailure,
     Ticket,
 )
-from carpool.adapters.torch import cadence, stack
+from carpool.adapters.torch import stack
 from carpool.adapters.torch.absorb import restore_into
 from carpool.adapters.torch.behaviour import job_signature
-from carpool.adapters.torch.check import Case, solo_step, try_step
+from carpool.adapters.torch.check import try_step
 from carpool.adapters.torch.clock import Clock, Receipt, Stream
-from carpool.adapters.torch.compare import compare
+from carpool.adapters.torch.feed import Feed
 from carpool.adapters.torch.full import is_full
-from carpool.adapters.torch.hypers import Ahead, Hypers, columns
-from carpool.adapters.torch.orders import Orders
+from carpool.adapters.torch.hypers import Ahead, Hypers
 from carpool.adapters.torch.pace import alone_s, pace_key, shortest
 from carpool.adapters.torch.program import Program
 from carpool.adapters.torch.programs import Programs
@@ -41,12 +39,12 @@ from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.transfer import sent
 from carpool.adapters.torch.validation import Validation
+from carpool.adapters.torch.verify import RowsRaised, Verifier
 from carpool.adapters.torch.window import Window
 from carpool.errors import described
 from carpool.job import Job, share_of
 from carpool.memory import heap
-from carpool.memory.estimate import CHECKED_BYTES
-from carpool.planning.cursor import Chunk, Cursor, Supply, launches
+from carpool.planning.cursor import Chunk, Supply, launches
 from carpool.planning.trials import Trial
 from carpool.planning.widths import spread
 
@@ -55,7 +53,6 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, Tensor]
 
-_CHECK_LAUNCHES = 4
 _CONFIRMED = 16  # members whose step alone is compared with a compiled step before it is taken up
 
 
@@ -91,7 +88,9 @@ class StackedSession(FusedSession):
         self._peak_bytes: int | None = None
         self._launch_s = self._busy_s = 0.0
         self._tensors = self._allocated(known)
-        self._orders = Orders(self._tensors["order"])
+        self._feed = Feed(
+            recipe, self._tensors, self._known, self._first.course.batch_size, self._hypers, self._window
+        )
         self._validation = self._validated()
         self._fill(range(len(known)), [stack.initial_states(member.built) for member in known])
         if device.startswith("cuda"):
@@ -100,8 +99,12 @@ class StackedSession(FusedSession):
             heap.keep()
         jobs = [member.built.job for member in known]
         self._stream = Stream(device, max(job.priority for job in jobs), share_of(jobs))
-        if self._window is not None:  # last, so that a session that cannot be opened holds up nobody
-            self._window.open([member.built for member in known])
+        try:
+            if self._window is not None:
+                self._window.open([member.built for member in known])
+        except BaseException:  # a session that cannot be opened holds up nobody
+            self._stream.close()
+            raise
 
     def turn(self) -> AbstractContextManager[object]:
         return self._stream.turn()
@@ -138,9 +141,9 @@ class StackedSession(FusedSession):
             built = self._member(row).built
             self._versions[row] = _versions(built.model)
             if self._window is not None and isinstance(built.data, Streamed):
-                self._orders.set(row, self._window.positions(built.data), False, built.seed)
+                self._feed.orders.set(row, self._window.positions(built.data), False, built.seed)
             else:
-                self._orders.set(row, self._pool.positions(built.data), built.job.shuffle, built.seed)
+                self._feed.orders.set(row, self._pool.positions(built.data), built.job.shuffle, built.seed)
 
     def _member(self, row: int) -> Known:
         member = self._known[row]
@@ -150,23 +153,17 @@ class StackedSession(FusedSession):
     # Training
 
     def supply(self, rows: Sequence[int]) -> Mapping[int, Supply | BaseException]:
-        assert self._window is not None, "only streams are asked for their supply"
-        return self._window.supply({row: self._stream_of(row) for row in rows})
+        return self._feed.supply(rows)
 
     def depth(self, row: int) -> tuple[int, int] | None:
-        return self._window.depth(self._stream_of(row)) if self._window is not None else None
-
-    def _stream_of(self, row: int) -> Streamed:
-        data = self._member(row).built.data
-        assert isinstance(data, Streamed)
-        return data
+        return self._feed.depth(row)
 
     def advance(self, chunk: Chunk) -> Ticket:
         self._take_compiled(chunk)
-        ahead = self._hypers.ahead(chunk.rows, self._due(chunk))
+        ahead = self._feed.ahead(chunk)
         try:
-            self._feed(chunk, chunk.steps)
-            self._lay(ahead)
+            self._feed.tell(chunk, chunk.steps)
+            self._feed.lay(ahead)
         except Exception as error:
             raise (self._full(chunk, ahead, error, 0) if is_full(error) else error) from error
         if ahead.errors:
@@ -181,7 +178,7 @@ class StackedSession(FusedSession):
                 done = int(self._tensors["k"]) if program is None or program.whole() else None
                 raise self._full(chunk, ahead, error, done) from error
             raise self._failure(chunk, ahead, error) from error
-        self._used(chunk, chunk.steps)
+        self._feed.used(chunk, chunk.steps)
         return self._ticket(chunk, ahead, clock.stop())
 
     def _take_compiled(self, chunk: Chunk) -> None:
@@ -207,45 +204,6 @@ class StackedSession(FusedSession):
 
     def _gathers(self, row: int) -> bool:
         return self._member(row).built.job.accumulate > 1
-
-    def _due(self, chunk: Chunk) -> np.ndarray:
-        return cadence.due(chunk, {row: self._member(row).built for row in chunk.rows}, self.width)
-
-    def _lay(self, ahead: Ahead) -> None:
-        """Lays the table of a chunk: which rows update at which step, and with which scalars."""
-        steps, feed = len(ahead.due), self._tensors
-        due = sent(ahead.due, self._device)
-        table = columns(self._layout, ahead.numbers, feed["updates"], due, feed["table"].shape[-1])
-        feed["table"][:steps] = table.to(feed["table"].dtype)
-        feed["due"][:steps] = due
-
-    def _feed(self, chunk: Chunk, steps: int) -> None:
-        """Tells the device what the chunk is."""
-        self._orders.lay(chunk)
-        if self._window is not None:
-            arrays = [tensor for name, tensor in self._tensors.items() if name.startswith("data:")]
-            self._window.lay([self._stream_of(row) for row in chunk.rows], steps, arrays)
-        index = sent(chunk.rows, self._device)
-        feed = self._tensors
-        starts = [self._start(cursor, 0, chunk.size) for cursor in chunk.cursors]
-        stack.activate(feed, index, starts)
-        feed["batch"][index] = sent([cursor.batch for cursor in chunk.cursors], self._device)
-        steps_taken = sent([cursor.step for cursor in chunk.cursors], self._device)
-        feed["steps"][index] = torch.where(feed["alive"][index], steps_taken, feed["steps"][index])
-        if self._recipe.clips:
-            feed["clip"].copy_(sent(self._hypers.clip(), self._device))
-        for name in ("k", "sums", "taken"):
-            feed[name].zero_()
-
-    def _start(self, cursor: Cursor, ahead: int, size: int) -> int:
-        """Where in a row's order the batch lies that comes so many after the cursor's."""
-        if self._window is not None:
-            return ahead * size
-        return (cursor.batch + ahead) * self._first.course.batch_size
-
-    def _used(self, chunk: Chunk, steps: int) -> None:
-        if self._window is not None:
-            self._window.take([self._stream_of(row) for row in chunk.rows], steps)
 
     def _ticket(self, chunk: Chunk, ahead: Ahead, clock: Clock | None = None) -> Ticket:
         shown = [
@@ -283,7 +241,7 @@ class StackedSession(FusedSession):
             return DeviceFull(None, error)
         for row in chunk.rows:
             self._hypers.rewind(row, done, ahead)
-        self._used(chunk, done)
+        self._feed.used(chunk, done)
         return DeviceFull(self._ticket(chunk.shortened(done), ahead), error)
 
     def _failure(self, chunk: Chunk, ahead: Ahead, error: Exception) -> StepFailure | Exception:
@@ -291,24 +249,14 @@ class StackedSession(FusedSession):
         done = int(self._tensors["k"])
         errors: dict[int, BaseException] = {}
         for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
-            if (own := try_step(self._recipe, self._case(row, cursor, done, chunk.size))) is not None:
+            if (own := try_step(self._recipe, self._feed.case(row, cursor, done, chunk.size))) is not None:
                 errors[row] = own
         if not errors:
             return error
         for row in chunk.rows:
             self._hypers.rewind(row, done, ahead)
-        self._used(chunk, done)
+        self._feed.used(chunk, done)
         return StepFailure(self._ticket(chunk.shortened(done), ahead), errors)
-
-    def _case(self, row: int, cursor: Cursor, ahead: int, size: int) -> Case:
-        """One row's step alone, so many after the cursor's: its own model, its tensors and its batch."""
-        start, step = self._start(cursor, ahead, size), cursor.step + ahead
-        index = self._tensors["order"][row, start : start + size].to(torch.int64)
-        data = [tensor[index] for name, tensor in self._tensors.items() if name.startswith("data:")]
-        own = {name: tensor[row].clone() for name, tensor in self._tensors.items() if stack.is_state(name)}
-        own |= {f"fixed:{name}": self._tensors[f"shared:{name}"] for name in self._recipe.shared}
-        counts = own["updates"].cpu().numpy()
-        return Case(self._member(row).built, own, data, counts, step, cursor.batch + ahead)
 
     def _train_program(self, size: int) -> Program:
         return self._program("train", size, lambda: train_step(self._recipe, size), self._tensors)
@@ -361,52 +309,15 @@ class StackedSession(FusedSession):
     # Checking
 
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
-        """A few members at a time, so that what is copied for it stays small; the others sit out meanwhile.
+        try:
+            return self._verifier().check(chunk, {row: self._member(row).built for row in rows})
+        except RowsRaised as raised:
+            stood = self._ticket(chunk.shortened(0), Ahead(self._hypers.now()))
+            raise StepFailure(stood, raised.errors) from raised
 
-        Of large members not all: each part is a launch as wide as the stack.
-        """
-        most = max(1, CHECKED_BYTES // max(1, stack.checked_bytes(self._tensors)))
-        rows = spread(rows, most * _CHECK_LAUNCHES)
-        checks = [self._check_rows(chunk, rows[at : at + most]) for at in range(0, len(rows), most)]
-        worst = max((check.max_difference for check in checks), default=0.0)
-        mismatch = next((check.mismatch for check in checks if check.mismatch is not None), None)
-        return Check(sum(check.checked for check in checks), worst, mismatch)
-
-    def _check_rows(self, chunk: Chunk, rows: Sequence[int]) -> Check:
-        cursors = dict(zip(chunk.rows, chunk.cursors, strict=True))
-        part = replace(chunk, rows=tuple(rows), cursors=tuple(cursors[row] for row in rows))
-        self._feed(part, steps=1)
-        # Every row and phase updates in the step that is checked, also where it would only gather or sit out.
-        self._lay(Ahead(self._hypers.now(), np.ones((1, self.width, len(self._recipe.phases)), dtype=bool)))
-        cases = {row: self._case(row, cursors[row], 0, chunk.size) for row in rows}
-        errors: dict[int, BaseException] = {}
-        alone = {}
-        for row, case in cases.items():
-            try:
-                alone[row] = solo_step(self._recipe, case)
-            except Exception as error:
-                if is_full(error):
-                    raise  # that is nobody's own failure
-                errors[row] = error
-        if errors:
-            raise StepFailure(self._ticket(chunk.shortened(0), Ahead(self._hypers.now())), errors)
-        index = sent(list(rows), self._device)
-        names = [name for name in self._tensors if stack.is_state(name) or name == "alive"]
-        before = {name: self._tensors[name][index] for name in names}
-        self._train_program(chunk.size).run(1)
-        together = {name: self._tensors[name][index] for name in (*names, "sums")}
-        for name, tensor in before.items():
-            self._tensors[name][index] = tensor
-        for name in self._recipe.shared:  # a step alone that changed one of these would differ here
-            once = self._tensors[f"shared:{name}"]
-            together[f"buffer:{name}"] = once.expand(len(rows), *once.shape)
-        places = {row: place for place, row in enumerate(rows)}
-        return compare(
-            self._recipe,
-            chunk.size,
-            {places[row]: one for row, one in alone.items()},
-            together,
-            {places[row]: self._member(row).built for row in rows},
+    def _verifier(self) -> Verifier:
+        return Verifier(
+            self._recipe, self._tensors, self._feed, lambda size: self._train_program(size).run(1)
         )
 
     def trial(self, chunk: Chunk) -> Trial | None:
@@ -422,7 +333,7 @@ class StackedSession(FusedSession):
         return found
 
     def _tried(self, chunk: Chunk) -> Trial:
-        case = self._case(chunk.rows[0], chunk.cursors[0], 0, chunk.size)
+        case = self._feed.case(chunk.rows[0], chunk.cursors[0], 0, chunk.size)
         together_s, compiled = self.launch(chunk)
         own_s = alone_s(self._recipe, case, self._first.probe.random)
         found = Trial(self.width, together_s, own_s, compiled)
@@ -433,7 +344,7 @@ class StackedSession(FusedSession):
 
     def launch(self, chunk: Chunk) -> tuple[float, bool]:
         """Seconds of one launch of the chunk, measured on idle rows, and whether it was compiled."""
-        self._feed(chunk, steps=1)
+        self._feed.tell(chunk, 1)
         program = self._train_program(chunk.size)
         return shortest(program.launch_s), program.compiled
 
@@ -500,8 +411,8 @@ class StackedSession(FusedSession):
         self._tensors |= {name: self._tensors[name].index_select(1, index) for name in stack.BY_STEP}
         self._best = {name: best.index_select(0, index) for name, best in self._best.items()}
         self._known = [*(self._known[row] for row in occupied), *[None] * (width - len(occupied))]
-        self._orders = self._orders.moved(index.tolist(), self._tensors["order"])
         self._hypers = self._hypers.moved(occupied, width)
+        self._feed = self._feed.moved(index.tolist(), self._known, self._hypers)
         self._tensors["first"].zero_()  # of a wider order
         self.width = width
         self._versions = {moved[row]: seen for row, seen in self._versions.items() if row in moved}
@@ -550,7 +461,8 @@ class StackedSession(FusedSession):
         if self._window is not None:
             self._window.close()
         self._programs = self._programs.anew(self.width)
-        self._tensors, self._best, self._validation = {}, {}, None
+        self._tensors.clear()  # whoever has the dictionary, a traceback say, holds no tensor by it
+        self._best, self._validation = {}, None
         if self._device.startswith("cuda"):
             torch.cuda.empty_cache()
 

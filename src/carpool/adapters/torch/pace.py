@@ -84,7 +84,7 @@ def pace_key(known: Known, width: int, device: str) -> str:
         [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in built.model.named_parameters()],
         [type(phase.optimizer).__qualname__ for phase in built.phases],
         [(tuple(t.shape[1:]), str(t.dtype)) for t in built.data.tensors],
-        (known.course.batch_size, width, built.job.precision, device),
+        (known.course.batch_size, width, built.job.precision, built.job.share, device),
         (torch.__version__, _machine(device)),
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -7,6 +7,7 @@ smallest groups here, and a share takes those that the fewest others use.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +15,12 @@ import torch
 
 
 def chosen(loads: Sequence[int], share: float) -> tuple[int, ...]:
-    """Which groups make up a share: those with the fewest sessions, of these the first.
+    """Which groups make up a share, rounded down: those with the fewest sessions, of these the first.
 
-    >>> chosen([1, 0, 0, 1], 0.5), chosen([0, 0, 0, 0], 0.01), chosen([2, 1], 1)
-    ((1, 2), (0,), (0, 1))
+    >>> chosen([1, 0, 0, 1], 0.5), chosen([0, 0, 0, 0], 0.01), chosen([2, 1], 0.9)
+    ((1, 2), (0,), (1,))
     """
-    count = max(1, round(share * len(loads)))
+    count = max(1, int(share * len(loads)))
     return tuple(sorted(sorted(range(len(loads)), key=lambda group: (loads[group], group))[:count]))
 
 
@@ -35,51 +36,53 @@ class Part:
         parts = _parts(torch.device(device).index or 0)
         assert parts is not None, "ask `is_kept` first"
         self._parts, self._priority = parts, priority
-        self.groups = chosen(parts.loads, share)
-        self.stream = parts.take(self.groups, priority)
+        self.groups, self.stream = parts.take(share, priority)
 
     def give_back(self) -> None:
         self._parts.give_back(self.groups, self._priority, self.stream)
 
 
 class _Parts:
-    """A device's groups of processors, and how many sessions use each."""
+    """A device's groups of processors, and how many sessions of this process use each."""
 
     def __init__(self, index: int) -> None:
         from cuda.bindings import driver  # pyright: ignore[reportMissingImports]
 
         self._driver = driver
+        self._lock = threading.Lock()
         self._device = torch.device("cuda", index)
         torch.cuda.current_stream(self._device)  # torch's context is there before another is made from it
         self._place = _answer(driver.cuDeviceGet(index))
-        whole = _answer(
-            driver.cuDeviceGetDevResource(self._place, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
-        )
+        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        whole = _answer(driver.cuDeviceGetDevResource(self._place, kind))
         _, most, _ = _answer(driver.cuDevSmResourceSplitByCount(0, whole, 0, 1))
         self._groups, _, _ = _answer(driver.cuDevSmResourceSplitByCount(most, whole, 0, 1))
         self.loads = [0] * len(self._groups)
         self._idle: dict[tuple[tuple[int, ...], int], list[torch.cuda.ExternalStream]] = {}
+        groups, stream = self.take(0.5, 0)  # to see whether it can be done at all
+        self.give_back(groups, 0, stream)
 
-    def take(self, groups: tuple[int, ...], priority: int) -> torch.cuda.ExternalStream:
-        for group in groups:
-            self.loads[group] += 1
-        waiting = self._idle.setdefault((groups, priority), [])
-        return waiting.pop() if waiting else self._made(groups, priority)
+    def take(self, share: float, priority: int) -> tuple[tuple[int, ...], torch.cuda.ExternalStream]:
+        with self._lock:
+            groups = chosen(self.loads, share)
+            waiting = self._idle.setdefault((groups, priority), [])
+            stream = waiting.pop() if waiting else self._made(groups, priority)
+            for group in groups:
+                self.loads[group] += 1
+        return groups, stream
 
     def give_back(self, groups: tuple[int, ...], priority: int, stream: torch.cuda.ExternalStream) -> None:
-        for group in groups:
-            self.loads[group] -= 1
-        self._idle[groups, priority].append(stream)  # a new one would get new workspaces, kept for good
+        with self._lock:
+            for group in groups:
+                self.loads[group] -= 1
+            self._idle[groups, priority].append(stream)  # a new one would get new workspaces, kept for good
 
     def _made(self, groups: tuple[int, ...], priority: int) -> torch.cuda.ExternalStream:
         driver = self._driver
         own = [self._groups[group] for group in groups]
         described = _answer(driver.cuDevResourceGenerateDesc(own, len(own)))
-        context = _answer(
-            driver.cuGreenCtxCreate(
-                described, self._place, driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
-            )
-        )
+        kind = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+        context = _answer(driver.cuGreenCtxCreate(described, self._place, kind))
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         made = _answer(driver.cuGreenCtxStreamCreate(context, flags, priority))
         return torch.cuda.ExternalStream(int(made), device=self._device)
@@ -87,10 +90,10 @@ class _Parts:
 
 @functools.cache
 def _parts(index: int) -> _Parts | None:
-    """None where the driver or its bindings know no such thing."""
+    """None where the driver or its bindings know no such thing, or not in these words."""
     try:
         return _Parts(index)
-    except (ImportError, AttributeError, RuntimeError):
+    except (ImportError, AttributeError, TypeError, ValueError, RuntimeError):
         return None
 
 

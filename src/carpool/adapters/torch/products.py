@@ -2,7 +2,7 @@
 
 The library's kernels are made for large matrices. Ten classes at the end of a network are ten columns: too few for its tiles, and no
 multiple of four, so it reads them number by number. The compiler's template masks what a tile has too much, and takes the bias and the
-activation along. Which form of it is a rule of the shapes alone and nothing is timed, so a step has the same bits in every process.
+activation along. Which form of it is a rule, of shapes, layout and precision, and nothing is timed: a step has the same bits in every process.
 """
 
 from __future__ import annotations
@@ -17,21 +17,26 @@ import torch
 
 _THIN = 16  # a product with a side of no more rows, columns or terms is small,
 _SMALL = 1 << 16  # and so is one of no more multiplications
-_MIDDLE = 256  # one with no longer side is as fast by the template, which takes along what follows, if it reads along its terms
+_MIDDLE = range(
+    128, 257
+)  # with such sides it is as fast by the template, which takes along what follows, if it reads along its terms
+_MOST = 65_535  # products in one launch of the template: it has a block in y for each
+VERSION = 1  # of the rule: what was compiled by another one is compiled anew
 
 
 @contextmanager
 def by_template() -> Iterator[None]:
-    """Inside, Inductor computes small batched products on a GPU by its template."""
+    """Inside, Inductor computes small batched products on a GPU by its template, and its cache knows that."""
     try:
-        from torch._inductor.choices import InductorChoices
         from torch._inductor.virtualized import V
 
-        handler = _handler(InductorChoices)()
-    except (ImportError, AttributeError):  # another torch than those this was written for
+        handler = _handler(type(V.choices))()
+        tag = f"{torch.compiler.config.cache_key_tag}, carpool's products {VERSION}"
+        tagged = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
+    except (ImportError, AttributeError, TypeError):  # another torch than those this was written for
         yield
         return
-    with V.set_choices_handler(handler):
+    with V.set_choices_handler(handler), tagged:
         yield
 
 
@@ -64,7 +69,7 @@ def form(product: Product) -> dict[str, Any] | None:
         high, wide = _tile(product.rows, 64), _tile(product.columns, 64)
         deep = _tile(product.terms, 64 if product.terms >= 256 else 32)
         return _tiles(product, high, wide, deep, warps=2 if high * wide <= 512 else 4)
-    if max(product.sides) <= _MIDDLE and product.along_terms:
+    if all(side in _MIDDLE for side in product.sides) and product.along_terms:
         return _tiles(product, _tile(product.rows, 128), 64, 32, warps=4)
     return None
 
@@ -113,15 +118,22 @@ def _handler(base: Any) -> Any:
 
 def _wanted(kernel_inputs: Any) -> dict[str, Any] | None:
     """The form for what Inductor is about to choose a kernel for, if that is a batched product on a GPU."""
-    if kernel_inputs.device_type != "cuda" or not hasattr(kernel_inputs, "mat1mat2"):
+    if kernel_inputs.device_type != "cuda":
         return None
-    left, right = (matrix.get_stride() for matrix in kernel_inputs.mat1mat2())
-    if len(left) != 3:
+    try:
+        matrices = kernel_inputs.mat1mat2()
+        rows, columns, terms = kernel_inputs.mnk_hinted()
+    except AttributeError:  # no matrices, or another torch
+        return None
+    left, right = (matrix.get_stride() for matrix in matrices)
+    if len(left) != 3 or matrices[0].get_size()[0] > _MOST:
         return None
     along = left[2] == 1 and right[1] == 1
-    rows, columns, terms = kernel_inputs.mnk_hinted()
     return form(Product(rows, columns, terms, along, _is_exact(kernel_inputs)))
 
 
 def _is_exact(kernel_inputs: Any) -> bool:
-    return kernel_inputs.dtype() == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32"
+    if kernel_inputs.dtype() != torch.float32:
+        return False
+    major, _ = torch.cuda.get_device_capability(kernel_inputs.device())
+    return major < 8 or torch.backends.cuda.matmul.fp32_precision != "tf32"  # older ones have no TF32

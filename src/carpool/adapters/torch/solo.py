@@ -78,9 +78,11 @@ class SoloSession(Session):
         else:
             heap.keep()
         self._stream = Stream(device, built.job.priority, built.job.share)
-        self._batches = batches_of(
-            built, device, store
-        )  # last: a session that cannot be opened holds up nobody
+        try:
+            self._batches = batches_of(built, device, store)
+        except BaseException:  # a session that cannot be opened holds up nobody
+            self._stream.close()
+            raise
 
     def turn(self) -> AbstractContextManager[object]:
         return self._stream.turn()

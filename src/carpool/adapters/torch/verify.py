@@ -1,0 +1,87 @@
+"""A step of a stack beside the same step of its members alone; afterwards the stack is as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from carpool.adapters.base import Check
+from carpool.adapters.torch import stack
+from carpool.adapters.torch.build import Built
+from carpool.adapters.torch.check import solo_step
+from carpool.adapters.torch.compare import compare
+from carpool.adapters.torch.feed import Feed
+from carpool.adapters.torch.full import is_full
+from carpool.adapters.torch.stacked import Recipe
+from carpool.adapters.torch.transfer import sent
+from carpool.memory.estimate import CHECKED_BYTES
+from carpool.planning.cursor import Chunk
+from carpool.planning.widths import spread
+
+_LAUNCHES = 4
+
+
+class RowsRaised(Exception):
+    """The steps of some rows alone raised."""
+
+    def __init__(self, errors: Mapping[int, BaseException]) -> None:
+        super().__init__(f"rows {sorted(errors)} raised")
+        self.errors = dict(errors)
+
+
+class Verifier:
+    """Checks rows of one stack. `launch` runs one step of a size."""
+
+    def __init__(
+        self, recipe: Recipe, tensors: dict[str, Tensor], feed: Feed, launch: Callable[[int], None]
+    ) -> None:
+        self._recipe, self._tensors, self._feed, self._launch = recipe, tensors, feed, launch
+
+    def check(self, chunk: Chunk, members: Mapping[int, Built]) -> Check:
+        """A few members at a time, so that what is copied for it stays small; the others sit out meanwhile.
+
+        Of large members not all: each part is a launch as wide as the stack.
+        """
+        most = max(1, CHECKED_BYTES // max(1, stack.checked_bytes(self._tensors)))
+        rows = spread(list(members), most * _LAUNCHES)
+        parts = [rows[at : at + most] for at in range(0, len(rows), most)]
+        checks = [self._check(chunk, {row: members[row] for row in part}) for part in parts]
+        worst = max((check.max_difference for check in checks), default=0.0)
+        mismatch = next((check.mismatch for check in checks if check.mismatch is not None), None)
+        return Check(sum(check.checked for check in checks), worst, mismatch)
+
+    def _check(self, chunk: Chunk, members: Mapping[int, Built]) -> Check:
+        cursors = dict(zip(chunk.rows, chunk.cursors, strict=True))
+        rows = list(members)
+        self._feed.tell(replace(chunk, rows=tuple(rows), cursors=tuple(cursors[row] for row in rows)), 1)
+        self._feed.lay(self._feed.now())
+        cases = {row: self._feed.case(row, cursors[row], 0, chunk.size) for row in rows}
+        errors: dict[int, BaseException] = {}
+        alone = {}
+        for place, (row, case) in enumerate(cases.items()):
+            try:
+                alone[place] = solo_step(self._recipe, case)
+            except Exception as error:
+                if is_full(error):
+                    raise  # that is nobody's own failure
+                errors[row] = error
+        if errors:
+            raise RowsRaised(errors)
+        together = self._together(chunk.size, rows)
+        return compare(self._recipe, chunk.size, alone, together, dict(enumerate(members.values())))
+
+    def _together(self, size: int, rows: Sequence[int]) -> dict[str, Tensor]:
+        """What the stack's step gives these rows, which have their tensors back afterwards."""
+        index = sent(list(rows), self._tensors["weights"].device)
+        names = [name for name in self._tensors if stack.is_state(name) or name == "alive"]
+        before = {name: self._tensors[name][index] for name in names}
+        self._launch(size)
+        found = {name: self._tensors[name][index] for name in (*names, "sums")}
+        for name, tensor in before.items():
+            self._tensors[name][index] = tensor
+        for name in self._recipe.shared:  # a step alone that changed one of these would differ here
+            once = self._tensors[f"shared:{name}"]
+            found[f"buffer:{name}"] = once.expand(len(rows), *once.shape)
+        return found
