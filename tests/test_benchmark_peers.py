@@ -243,6 +243,7 @@ def test_the_first_step_and_the_pace_are_heard() -> None:
 # The whole run
 
 
+@pytest.mark.slow
 def test_the_gpu_run_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: None) -> None:
     uncompiled(monkeypatch)
     monkeypatch.setattr(gpu, "SIZES", (cpu.Size("small-mlp", 2, 1), cpu.Size("small-mlp", 1, 1)))

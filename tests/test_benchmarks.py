@@ -449,6 +449,7 @@ def test_the_matrix_compares_whole_calls_with_taking_turns(monkeypatch: pytest.M
     assert all(row.ratio("taking turns") for row in rows)
 
 
+@pytest.mark.slow
 def test_loaders_are_compared_with_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import loaders
 

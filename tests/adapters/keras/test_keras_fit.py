@@ -50,6 +50,7 @@ def test_three_different_models_end_as_their_own_fits_would():
         zoo.assert_same_model(models[name], alone[name])
 
 
+@pytest.mark.slow
 def test_with_shuffling_and_dropout_eight_of_eight_equal_the_job_alone_in_any_order():
     data = three_data()
     names = [("a", 0), ("b", 1), ("c", 2), ("a", 3), ("b", 4), ("c", 5), ("a", 6), ("c", 7)]

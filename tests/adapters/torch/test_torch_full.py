@@ -152,7 +152,9 @@ def full_at(monkeypatch):
     return arrange
 
 
-@pytest.mark.parametrize(("half", "kept"), [(False, "6 of 6"), (True, "0 of 6")])
+@pytest.mark.parametrize(
+    ("half", "kept"), [pytest.param(False, "6 of 6", marks=pytest.mark.slow), (True, "0 of 6")]
+)
 def test_a_group_goes_on_in_halves(full_at, half, kept):
     def jobs():
         schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)

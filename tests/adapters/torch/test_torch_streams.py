@@ -483,6 +483,7 @@ def test_what_comes_between_two_rows_is_for_neither_of_them(monkeypatch: pytest.
     assert {result.steps for result in results} == {18}
 
 
+@pytest.mark.slow
 def test_workers_that_stay_read_in_one_order_whether_or_not_they_were_used_before():
     def loader() -> DataLoader[Any]:
         data = TensorDataset(X, Y)
