@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -39,31 +42,42 @@ def test_on_a_cpu_it_is_the_public_order(length: int):
 GPU = torch.device("cuda", 0)
 
 
+@pytest.fixture(autouse=True)
+def asked_anew() -> Iterator[None]:
+    order._asked.cache_clear()
+    yield
+    order._asked.cache_clear()
+
+
+def made() -> order.Kernels:
+    """The kernels, once they are compiled."""
+    found = order._asked(GPU).result()
+    assert found is not None
+    return found
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rows", "length"), [(2, 1), (5, 2), (64, 33), (300, 1000), (9, 8192), (3, 15_000)])
 def test_a_row_that_fits_a_block_is_ordered_in_one_kernel(rows: int, length: int):
-    kernels = order._kernels(GPU)
-    assert kernels is not None
-    assert kernels.fits(length)
+    assert made().fits(length)
     given = (*drawn(rows, "cuda:0"), length)
+    assert made().order(*given).tolist() == public(*given)
     assert order.orders(*given).tolist() == public(*given)
 
 
 @pytest.mark.gpu
 def test_a_row_that_does_not_is_sorted(monkeypatch: pytest.MonkeyPatch):
-    kernels = order._kernels(GPU)
-    assert kernels is not None
-    assert not kernels.fits(70_000)
+    assert not made().fits(70_000)
     given = (*drawn(2, "cuda:0"), 70_000)
     assert order.orders(*given).tolist() == public(*given)
     monkeypatch.setattr(order, "_MOST_PARTS", 3)  # fewer blocks than a row has parts
-    assert torch.equal(order.order_keys(*given), by_operations(*given))
+    assert torch.equal(made().keys(*given), by_operations(*given))
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_without_the_kernels_it_is_the_same(monkeypatch: pytest.MonkeyPatch):
     given = (*drawn(3, "cuda:0"), 100)
-    monkeypatch.setattr(order, "_kernels", lambda _: None)
+    monkeypatch.setattr(order, "_kernels_for", lambda _: None)
     assert order.orders(*given).tolist() == public(*given)
 
 
@@ -77,20 +91,40 @@ def test_equal_keys_are_read_by_position():
     assert torch.equal(blunt.order(*given), torch.argsort(keys, dim=1, stable=True))
 
 
-def test_without_a_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch):
+def test_nobody_waits_for_them_to_be_compiled(monkeypatch: pytest.MonkeyPatch):
+    done = threading.Event()
+
+    def compile_slowly(_: torch.device) -> str:
+        done.wait()
+        return "kernels"
+
+    monkeypatch.setattr(order, "_kernels", compile_slowly)
+    try:
+        assert order._kernels_for(GPU) is None
+    finally:
+        done.set()
+    order._asked(GPU).result()
+    assert order._kernels_for(GPU) == "kernels"
+
+
+def test_without_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch):
     def missing(*_: object) -> None:
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(order, "Kernels", missing)
-    assert order._kernels.__wrapped__(GPU) is None
+    assert order._asked(GPU).result() is None
+    assert order._kernels_for(GPU) is None
 
 
-def test_where_memory_is_short_they_are_asked_for_again(monkeypatch: pytest.MonkeyPatch):
-    def full(*_: object) -> None:
+def test_where_memory_was_short_they_are_asked_for_again(monkeypatch: pytest.MonkeyPatch):
+    asked: list[torch.device] = []
+
+    def full(device: torch.device) -> None:
+        asked.append(device)
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(order, "Kernels", full)
-    with pytest.raises(torch.OutOfMemoryError):
-        order._kernels(GPU)
-    with pytest.raises(torch.OutOfMemoryError):
-        order._kernels(GPU)
+    for _ in range(2):
+        assert order._asked(GPU).exception() is not None
+        assert order._kernels_for(GPU) is None
+    assert asked == [GPU, GPU]

@@ -8,6 +8,7 @@ keys, by their first bits, hold one or two each. A block puts a row into them in
 from __future__ import annotations
 
 import functools
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -173,10 +174,26 @@ def _row_bytes(length: int) -> int:
 
 
 def _kernels_for(device: torch.device) -> Kernels | None:
-    return _kernels(device) if device.type == "cuda" else None
+    """None also while they are compiled, which takes most of a second: a shuffle does not wait for that."""
+    if device.type != "cuda":
+        return None
+    asked = _asked(device)
+    if not asked.done():
+        return None
+    if asked.exception() is not None:
+        _asked.cache_clear()  # another time there may be room
+        return None
+    return asked.result()
 
 
 @functools.cache
+def _asked(device: torch.device) -> Future[Kernels | None]:
+    thread = ThreadPoolExecutor(1, "carpool-order")
+    asked = thread.submit(_kernels, device)
+    thread.shutdown(wait=False)
+    return asked
+
+
 def _kernels(device: torch.device) -> Kernels | None:
     """None where they cannot be compiled, or do not give the public order."""
     try:
@@ -184,7 +201,7 @@ def _kernels(device: torch.device) -> Kernels | None:
         seeds, epochs = torch.tensor([[3, -5], [1, 1 << 40]], device=device)
         found = made.order(seeds, epochs, 100)
     except torch.OutOfMemoryError:
-        raise  # another time there may be room
+        raise
     except (AttributeError, RuntimeError):
         return None
     keys = by_operations(torch.arange(100, device=device)[None], seeds[:, None], epochs[:, None])

@@ -13,6 +13,7 @@ import carpool
 from carpool.adapters.torch import program, programs
 from carpool.adapters.torch.compiler import Background
 from carpool.adapters.torch.fused import StackedSession
+from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.train import TorchAdapter
 from carpool.events import Event, GroupCompiled
 from carpool.planning.cursor import Chunk, Cursor
@@ -97,3 +98,14 @@ def test_a_step_compiled_in_the_background_is_taken_up_in_graphs_of_its_own(monk
     losses = trained("auto")
     assert ready == [False, True]
     assert losses == pytest.approx(trained(False), rel=1e-4)
+
+
+def test_a_short_job_alone_is_captured_where_it_is_to_be_compiled():
+    for compile, kind in ((True, StackedSession), ("auto", SoloSession)):
+        adapter = TorchAdapter(compile=compile)
+        device = adapter.device("cuda")
+        one = job(0)
+        adapter.describe(one)
+        session = adapter.open(one, device)
+        assert isinstance(session, kind)
+        session.close()

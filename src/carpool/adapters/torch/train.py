@@ -169,7 +169,7 @@ class TorchAdapter(Adapter):
         if (
             not plain
             and device.startswith("cuda")
-            and _is_long(known.course)
+            and (self.compile is True or _is_long(known.course))
             and not self._stacker.refusal([job])
         ):
             return self._stacker.open(
