@@ -18,6 +18,7 @@ import pytest
 
 import carpool
 from carpool.job import Job
+from carpool.planning.widths import spread
 from carpool.result import Outcome, Result, Results
 from carpool.testing.pairs import pairwise
 
@@ -74,6 +75,8 @@ class AdapterConformance:
     """Whether training changes the model that was passed; where models cannot change, the result is another of the same kind."""
     fast_cases: int | None = None
     """How many cases of each test are in the fast suite, where every case compiles anew; the others are marked slow."""
+    fast_pairs: int | None = None
+    """How many pairs are, spread evenly over them; the others are marked slow."""
     device: str = "cpu"
 
     @abstractmethod
@@ -95,13 +98,20 @@ class AdapterConformance:
         names = [name for name in ("model", "optimizer", "scheduler") if name in metafunc.fixturenames]
         if names:  # no cases: pytest skips the test, and says so
             rows = list(dict.fromkeys(tuple(case[name] for name in names) for case in cases))
-            fast = len(rows) if self.fast_cases is None else self.fast_cases
-            marks = [() if place < fast else pytest.mark.slow for place in range(len(rows))]
+            fast = self._fast(metafunc.function.__name__, len(rows))
+            marks = [() if place in fast else pytest.mark.slow for place in range(len(rows))]
             params = [
                 pytest.param(*row, id="-".join(row), marks=mark)
                 for row, mark in zip(rows, marks, strict=True)
             ]
             metafunc.parametrize(names, params)
+
+    def _fast(self, test: str, count: int) -> set[int]:
+        """Which of a test's cases are in the fast suite."""
+        first = range(count if self.fast_cases is None else min(count, self.fast_cases))
+        if "pairwise" not in test or self.fast_pairs is None:
+            return set(first)
+        return set(spread(first, self.fast_pairs))
 
     def _cases(self, test: str) -> list[dict[str, str]]:
         plain = [model for model in self.models if model not in self.random_models]

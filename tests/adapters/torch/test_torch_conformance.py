@@ -10,6 +10,8 @@ from carpool.testing import AdapterConformance
 class TestTorch(TorchZoo, AdapterConformance):
     """On the CPU."""
 
+    fast_pairs = 160
+
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")  # torch on its own float32 kernel, alone as well
 class TestTorchOperators(OperatorZoo, AdapterConformance):

@@ -19,7 +19,7 @@ _THIN = 16  # a product with a side of no more rows, columns or terms is small,
 _SMALL = 1 << 16  # and so is one of no more multiplications
 _MIDDLE = range(
     128, 257
-)  # with such sides it is as fast by the template, which takes along what follows, if it reads along its terms
+)  # with such sides, if it reads along its terms, the template is as fast as the library
 _MOST = 65_535  # products in one launch of the template: it has a block in y for each
 VERSION = 1  # of the rule: what was compiled by another one is compiled anew
 
