@@ -1,5 +1,6 @@
 """Workers: what they find when they start, what they say, and how their ends are told. Real processes, each test."""
 
+import ctypes
 import os
 import signal
 import threading
@@ -197,6 +198,43 @@ def test_a_worker_that_hangs_is_stopped_and_says_where_it_was():
             worker.wait(LONG_S)
         assert "in waits_for_ever" in str(raised.value)
         assert gone(worker.pid)
+
+
+def test_a_worker_whose_threads_run_says_where_it_is_and_goes_on(worker, tmp_path):
+    end = tmp_path / "end"
+
+    def parses(stop):
+        while not stop.is_set():
+            [Path(f"/a/{number}") / "b" for number in range(20)]
+
+    def runs_threads():
+        stop = threading.Event()
+        threads = [threading.Thread(target=parses, args=(stop,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        inside.tell("here")
+        while not end.exists():
+            time.sleep(0.01)
+        stop.set()
+        return "done"
+
+    worker.call(Call(runs_threads))
+    assert worker.wait(LONG_S) == News("here")
+    stories = [worker.stacks() for _ in range(5)]
+    end.touch()
+    assert all("in runs_threads" in story and "in parses" in story for story in stories)
+    assert worker.wait(LONG_S) == Returned("done")
+
+
+def test_a_worker_that_keeps_the_lock_says_where_it_is():
+    def keeps_the_lock():
+        inside.tell("here")
+        ctypes.PyDLL(None).pause()
+
+    with Supervisor() as worker:
+        worker.call(Call(keeps_the_lock))
+        assert worker.wait(LONG_S) == News("here")
+        assert "in keeps_the_lock" in worker.stacks()
 
 
 def test_news_is_progress():

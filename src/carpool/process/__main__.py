@@ -1,7 +1,7 @@
-"""`python -m carpool.process FD`: a worker, on the socket FD. Started by a supervisor, not by hand."""
+"""`python -m carpool.process FD ASKED`: a worker, on these two sockets. Started by a supervisor, not by hand."""
 
 import sys
 
 from carpool.process.worker import main
 
-sys.exit(main(int(sys.argv[1])))
+sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -42,12 +42,14 @@ class Supervisor:
         self.peak_rss_bytes = 0
         self._lines: deque[str] = deque(maxlen=_STORY_LINES)
         ours, theirs = socket.socketpair()
+        self._asking, asked = socket.socketpair()
         reading, writing = os.pipe()
         try:
-            with theirs:
-                command = [sys.executable, "-P", "-m", "carpool.process", str(theirs.fileno())]
+            with theirs, asked:
+                passed = [theirs.fileno(), asked.fileno()]
+                command = [sys.executable, "-P", "-m", "carpool.process", *map(str, passed)]
                 environment = {**os.environ, **(env or {}), "PYTHONPATH": _path()}
-                self._child = Child(command, env=environment, stderr=writing, pass_fds=[theirs.fileno()])
+                self._child = Child(command, env=environment, stderr=writing, pass_fds=passed)
         finally:
             os.close(writing)
         self._channel = Channel(ours)
@@ -109,15 +111,21 @@ class Supervisor:
         self._child.close()
         self._reader.join(_GRACE_S)
         self._channel.close()
+        self._asking.close()
 
     def kill(self) -> None:
         """Ends it at once; for `stop` nothing is left to wait for."""
         self._child.kill()
 
     def stacks(self) -> str:
-        """Where each thread of the worker is, in Python."""
+        """Where each thread of the worker is, in Python: asked politely, then, where something holds Python's lock, by a signal."""
         self._lines.clear()
-        self._signal(STACKS_SIGNAL)
+        try:
+            self._asking.settimeout(_STACKS_S)
+            self._asking.send(b"?")
+            self._asking.recv(1)
+        except OSError:
+            self._signal(STACKS_SIGNAL)
         end, count = time.monotonic() + _STACKS_S, 0
         while time.monotonic() < end and not (count and count == len(self._lines)):
             count = len(self._lines)

@@ -1,10 +1,14 @@
-"""What runs in a worker: `python -m carpool.process FD` takes calls from the socket FD, one after another, until it closes.
+"""What runs in a worker: `python -m carpool.process FD ASKED` takes calls from the socket FD, one after another, until it closes.
+
+A byte from the socket ASKED asks where its threads are. They are written while Python's lock is held, so that none moves meanwhile:
+read from a signal's handler, the stack of a thread that runs has crashed the worker. The signal is for a worker whose lock is held.
 
 Nothing of a framework is imported before the first call says so: whoever started it could set every variable that an import reads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -22,6 +26,7 @@ from carpool.process.wire import Channel, Closed, Frame, round_trip
 
 BEAT_S = 1.0
 STACKS_SIGNAL = signal.SIGUSR1
+_STDERR = 2
 _PREFIXES = ("CUDA_", "XLA_", "TF_", "PYTORCH_", "OMP_", "MKL_", "CARPOOL_")
 _FRAMEWORKS = ("torch", "jax", "keras", "tensorflow")
 
@@ -29,16 +34,17 @@ _channel: Channel | None = None
 _calling = False
 
 
-def main(descriptor: int) -> int:
+def main(descriptor: int, asked: int) -> int:
     global _channel
     found = {name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)}
     faulthandler.enable()
-    faulthandler.register(STACKS_SIGNAL, all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, _STDERR, all_threads=True)
     signal.signal(signal.SIGINT, _interrupt)
     _channel = Channel(socket.socket(fileno=descriptor))
     try:
         _channel.send(Started(os.getpid(), found, imported()))
         threading.Thread(target=_beat, args=(_channel,), daemon=True).start()
+        threading.Thread(target=_say_where, args=(socket.socket(fileno=asked),), daemon=True).start()
         while True:
             _answer(_channel, _channel.wait())
     except Closed:
@@ -117,6 +123,13 @@ def _beat(channel: Channel) -> None:
             channel.send(Beat(rss_bytes(), _device_bytes()))
         except Closed:
             return
+
+
+def _say_where(asked: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while asked.recv(1):
+            faulthandler.dump_traceback(_STDERR, all_threads=True)
+            asked.send(b"!")
 
 
 def rss_bytes() -> int | None:
