@@ -118,4 +118,23 @@ def batch_order(seed: int, epoch: int, length: int) -> np.ndarray:
 def batch_orders(seeds: Sequence[int], epochs: Sequence[int] | np.ndarray, length: int) -> np.ndarray:
     """`batch_order` of several seeds and epochs at once, a row for each pair of them. One seed goes with every epoch."""
     own = np.asarray([signed_seed(seed) for seed in seeds], np.int64)
-    return np.argsort(host_order_keys(own, epochs, length), axis=1, kind="stable")
+    return sorted_places(host_order_keys(own, epochs, length))
+
+
+def sorted_places(keys: np.ndarray) -> np.ndarray:
+    """The stable order of each row of 63-bit keys: numbers are sorted several times as fast as by `argsort`, so each carries its place.
+
+    The places take the keys' last bits. Where two keys of a row differ in those alone, the row is sorted once more, by whole keys.
+
+    >>> sorted_places(np.asarray([[1 << 40, 5, 1 << 50, 4]])).tolist()
+    [[3, 1, 0, 2]]
+    """
+    bits = max(keys.shape[1] - 1, 0).bit_length()
+    carried = keys >> bits << bits
+    carried |= np.arange(keys.shape[1])
+    carried.sort(axis=1)
+    places = carried & ((1 << bits) - 1)
+    carried >>= bits
+    tied = (carried[:, 1:] == carried[:, :-1]).any(axis=1)
+    places[tied] = np.argsort(keys[tied], axis=1, kind="stable")
+    return places

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from carpool.kernels.cuda import compiled
-from carpool.random import MULTIPLIERS, ORDER_CALL, WEYL, host_order_keys
+from carpool.random import MULTIPLIERS, ORDER_CALL, WEYL, host_order_keys, sorted_places
 from carpool.random import order_keys as by_operations
 
 _THREADS = 1024
@@ -110,6 +110,8 @@ extern "C" __global__ void order(const long long* seeds, const long long* epochs
 
 def orders(seeds: Tensor, epochs: Tensor, length: int) -> Tensor:
     """In which order `length` samples are read, a row for each pair of seed and epoch."""
+    if seeds.device.type == "cpu":
+        return torch.from_numpy(sorted_places(host_order_keys(seeds.numpy(), epochs.numpy(), length)))
     kernels = _kernels_for(seeds.device)
     if kernels is not None and kernels.fits(length):
         return kernels.order(seeds, epochs, length)
@@ -117,9 +119,7 @@ def orders(seeds: Tensor, epochs: Tensor, length: int) -> Tensor:
 
 
 def order_keys(seeds: Tensor, epochs: Tensor, length: int) -> Tensor:
-    """The 63-bit sort key of each position up to `length`, a row for each pair of seed and epoch."""
-    if seeds.device.type == "cpu":
-        return torch.from_numpy(host_order_keys(seeds.numpy(), epochs.numpy(), length))
+    """On a GPU, the 63-bit sort key of each position up to `length`, a row for each pair of seed and epoch."""
     kernels = _kernels_for(seeds.device)
     if kernels is not None:
         return kernels.keys(seeds, epochs, length)
