@@ -1,6 +1,7 @@
 """Compiled steps keep the promise, and are remembered."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ from zoo import TorchZoo
 
 import carpool
 from carpool.adapters.torch import program
-from carpool.events import GroupCompiled
+from carpool.adapters.torch.fused import StackedSession
+from carpool.adapters.torch.solo import SoloSession
+from carpool.adapters.torch.train import TorchAdapter
+from carpool.events import GroupCompiled, GroupVerified
 from carpool.testing import AdapterConformance, Variant
 from carpool.testing.conformance import assert_close, assert_identical
 
@@ -26,6 +30,25 @@ def test_a_compiled_group_equals_the_jobs_alone(model):
     alone = ZOO.run(jobs(model), strategy="in_turn")
     for one, other in zip(together, alone, strict=True):
         assert_close(ZOO.left(one), ZOO.left(other), double=True)
+
+
+@pytest.mark.slow
+def test_a_job_alone_that_is_compiled_equals_its_ordinary_steps():
+    events: list = []
+    [compiled] = carpool.train(jobs("mlp")[:1], device="cpu", compile=True, reporters=[events.append])
+    [alone] = ZOO.run(jobs("mlp")[:1], strategy="in_turn")
+    assert any(isinstance(event, GroupVerified) for event in events)
+    assert_close(ZOO.left(compiled), ZOO.left(alone), double=True)
+
+
+@pytest.mark.parametrize(("compile", "kind"), [(True, StackedSession), ("auto", SoloSession)])
+def test_a_job_alone_is_a_stack_of_one_where_it_is_to_be_compiled(compile, kind):
+    adapter, one = TorchAdapter(compile=compile), replace(jobs("mlp")[0], name="one")
+    adapter.describe(one)
+    for plain, expected in ((False, kind), (True, SoloSession)):
+        session = adapter.open(one, "cpu", plain=plain)
+        assert type(session) is expected
+        session.close()
 
 
 def test_a_neighbour_that_leaves_changes_no_bit_compiled():

@@ -166,15 +166,9 @@ class TorchAdapter(Adapter):
 
     def open(self, job: Job, device: str, plain: bool = False) -> Session:
         known = self._known[job]
-        if (
-            not plain
-            and device.startswith("cuda")
-            and (self.compile is True or _is_long(known.course))
-            and not self._stacker.refusal([job])
-        ):
-            return self._stacker.open(
-                [job], 1, device
-            )  # a stack of one: captured, so it never waits for the host
+        wanted = self.compile is True or (device.startswith("cuda") and _is_long(known.course))
+        if wanted and not plain and not self._stacker.refusal([job]):
+            return self._stacker.open([job], 1, device)  # a stack of one: compiled, and captured on a GPU
         return SoloSession(
             known.built, known.course, device, self._store, known.probe.random, quick=not plain
         )
