@@ -96,13 +96,14 @@ class Driver(ModuleType):
         return 0, len(self.made)
 
 
-def parts(monkeypatch: pytest.MonkeyPatch, driver: ModuleType) -> Any:
+def parts(monkeypatch: pytest.MonkeyPatch, driver: ModuleType, compute: Any = lambda _: None) -> Any:
     bindings = ModuleType("bindings")
     bindings.driver = driver  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda number, device: (number, str(device)))
+    monkeypatch.setattr(partition, "_compute", compute)
     return partition._parts.__wrapped__(0)
 
 
@@ -139,6 +140,11 @@ def test_a_driver_that_cannot_part_its_device_keeps_no_shares(monkeypatch: pytes
     unwilling = Driver()
     monkeypatch.setattr(unwilling, "cuGreenCtxStreamCreate", lambda *_: (801, None))
     assert parts(monkeypatch, unwilling) is None
+
+    def refuses(stream: Any) -> None:
+        raise RuntimeError("CUDA error: invalid resource handle")
+
+    assert parts(monkeypatch, Driver(), refuses) is None
 
 
 _SEEN = """

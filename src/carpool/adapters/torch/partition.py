@@ -60,6 +60,7 @@ class _Parts:
         self.loads = [0] * len(self._groups)
         self._idle: dict[tuple[tuple[int, ...], int], list[torch.cuda.ExternalStream]] = {}
         groups, stream = self.take(0.5, 0)  # to see whether it can be done at all
+        _compute(stream)
         self.give_back(groups, 0, stream)
 
     def take(self, share: float, priority: int) -> tuple[tuple[int, ...], torch.cuda.ExternalStream]:
@@ -86,6 +87,13 @@ class _Parts:
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         made = _answer(driver.cuGreenCtxStreamCreate(context, flags, priority))
         return torch.cuda.ExternalStream(int(made), device=self._device)
+
+
+def _compute(stream: torch.cuda.Stream) -> None:
+    """Something, to see that torch's kernels run there; raises RuntimeError where they do not."""
+    with torch.cuda.stream(stream):
+        torch.ones(1, device=stream.device).add_(1)
+    stream.synchronize()
 
 
 @functools.cache
