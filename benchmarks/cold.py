@@ -1,7 +1,8 @@
-"""Cold calls: a whole sweep by `carpool.train` in a fresh process, beside one model after another in an eager loop.
+"""Cold calls: a whole sweep by `carpool.train` in a fresh process, beside one model after another in an eager loop in another.
 
-`python -m benchmarks.cold` is that process. Its time runs from the call of `carpool.train` to its return: importing torch and
-starting CUDA are left out, loading compilers and compiling are not.
+`python -m benchmarks.cold` is that process. Its time runs from the call of `carpool.train` to its return, or from the first model
+of the loop: importing torch and starting CUDA are left out, loading compilers (torch loads most of one for its first optimizer, in
+an eager loop too) and compiling are not.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -49,20 +51,19 @@ class ColdSize:
 def measure(
     size: ColdSize, device: str, word: str, timeout_s: float, say: Callable[[str], None] = print
 ) -> Cold:
-    """A process with every cache empty, a second with what the first left behind, and a sample of the eager loop."""
+    """A process with every cache empty, a second with what the first left behind, and one with a sample of the eager loop."""
     workload = _workload(size, word)
     made = Cold(size.workload, workload.title, size.members, size.steps)
     end = time.perf_counter() + timeout_s
     try:
         with tempfile.TemporaryDirectory(prefix="benchmarks-cold-", ignore_cleanup_errors=True) as folder:
-            made = replace(made, first=_called(size, device, word, folder, end))
-            made = replace(made, again=_called(size, device, word, folder, end))
+            made = replace(made, first=ColdCall(**_told(size, device, word, folder, end)))
+            made = replace(made, again=ColdCall(**_told(size, device, word, folder, end)))
+            sample = Sample(**_told(size, device, word, folder, end, "--eager"))
+            made = replace(made, eager_s=sample.counted_up(size), eager_steps=sample.steps)
     except (subprocess.SubprocessError, OSError, ValueError) as error:
         made = replace(made, note=_said(error))
-    sampled = min(SAMPLED_STEPS, size.steps)
-    made = replace(made, eager_s=_eager(workload, device, sampled) * size.members * size.steps / sampled)
-    made = replace(made, eager_steps=sampled)
-    say(f"  first {made.first}, again {made.again}, eager {made.eager_s:.1f} s {made.note}")
+    say(f"  first {made.first}, again {made.again}, eager {made.eager_s or 0:.1f} s {made.note}")
     return made
 
 
@@ -72,8 +73,9 @@ def _workload(size: ColdSize, word: str) -> Workload:
     return replace(found, precision=word, samples=found.batch_size * min(EPOCH_STEPS, size.steps))
 
 
-def _called(size: ColdSize, device: str, word: str, folder: str, end: float) -> ColdCall:
-    line = [sys.executable, "-m", "benchmarks.cold", size.workload, str(size.members), str(size.steps)]
+def _told(size: ColdSize, device: str, word: str, folder: str, end: float, *how: str) -> dict[str, Any]:
+    """What the fresh process says last."""
+    line = [sys.executable, "-m", "benchmarks.cold", size.workload, str(size.members), str(size.steps), *how]
     ended = subprocess.run(
         [*line, "--device", device, "--precision", word, "--threads", str(torch.get_num_threads())],
         env={**os.environ, **variables(folder, EVERYONE)},
@@ -83,7 +85,7 @@ def _called(size: ColdSize, device: str, word: str, folder: str, end: float) -> 
         timeout=max(1.0, end - time.perf_counter()),
         check=True,
     )
-    return ColdCall(**json.loads(ended.stdout.splitlines()[-1]))
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def _said(error: Exception) -> str:
@@ -91,13 +93,35 @@ def _said(error: Exception) -> str:
     return f"failed: {lines[-1] if lines else error}"[:300]
 
 
-def _eager(workload: Workload, device: str, steps: int) -> float:
-    """Seconds of so many steps, once warm."""
-    run = repeated(plain_step(workload, sweep(1)[0], workload.data().to(device)), device)
-    run(min(20, steps))
-    started = time.perf_counter()
-    run(steps)
-    return time.perf_counter() - started
+@dataclass(frozen=True)
+class Sample:
+    """So many steps of a fresh process's first model in an eager loop, and of its second: what is loaded once is in the first alone."""
+
+    first_s: float
+    next_s: float
+    steps: int
+
+    def counted_up(self, size: ColdSize) -> float:
+        """Seconds of all steps of all models.
+
+        >>> Sample(first_s=3.0, next_s=0.5, steps=100).counted_up(ColdSize("mlp", 64, 100))
+        34.5
+        """
+        return self.first_s + self.next_s * (size.members * size.steps / self.steps - 1)
+
+
+def eager(size: ColdSize, device: str, word: str) -> Sample:
+    """What the fresh process does for the eager loop."""
+    precision.allow(word)
+    workload, steps = _workload(size, word), min(SAMPLED_STEPS, size.steps)
+    data = workload.data().to(device)
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    marks = [time.perf_counter()]
+    for member in sweep(2):
+        repeated(plain_step(workload, member, data), device)(steps)
+        marks.append(time.perf_counter())
+    return Sample(marks[1] - marks[0], marks[2] - marks[1], steps)
 
 
 def call(size: ColdSize, device: str, word: str) -> ColdCall:
@@ -129,9 +153,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", choices=precision.PRECISIONS, default="tf32")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--eager", action="store_true", help="two models in an eager loop instead")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    made = call(ColdSize(options.workload, options.members, options.steps), options.device, options.precision)
+    does = eager if options.eager else call
+    made = does(ColdSize(options.workload, options.members, options.steps), options.device, options.precision)
     print(json.dumps(asdict(made)))
     return 0
 

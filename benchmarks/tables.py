@@ -140,7 +140,7 @@ def _cold_notes(cold: Sequence[Cold]) -> list[str]:
     return [
         "- From nothing: a fresh process with every cache empty, from the call of `carpool.train` to its return, loading compilers included,"
         " importing torch not; the second run is another process that finds what the first left on disk.",
-        f"- The eager loop's time is counted up from {steps} steps of one model.",
+        f"- The eager loop's time is counted up from {steps} steps each of two models in a fresh process; what it loads once counts once.",
         *(f"- {one.members} × {one.workload}, {one.steps} steps: {one.note}" for one in cold if one.note),
     ]
 

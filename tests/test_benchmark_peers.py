@@ -194,20 +194,33 @@ def test_a_cold_row_is_a_process_with_empty_caches_and_one_that_finds_them_full(
         folder = Path(env["CARPOOL_CACHE"])
         seen.append((line, env, folder.exists()))
         folder.mkdir(exist_ok=True)
-        return subprocess.CompletedProcess(line, 0, 'chatter\n{"first_step_s": 1.0, "seconds": 2.0}\n')
+        said = (
+            {"first_s": 3.0, "next_s": 0.5, "steps": 8}
+            if "--eager" in line
+            else {"first_step_s": 1.0, "seconds": 2.0}
+        )
+        return subprocess.CompletedProcess(line, 0, f"chatter\n{json.dumps(said)}\n")
 
     monkeypatch.setattr(subprocess, "run", run)
     found = cold.measure(ColdSize("small-mlp", 64, 8), "cpu", "tf32", 60.0, lambda text: None)
 
     assert found.first == found.again == ColdCall(1.0, 2.0)
-    assert [full for _, _, full in seen] == [False, True]
+    assert [(full, "--eager" in line) for line, _, full in seen] == [
+        (False, False),
+        (True, False),
+        (True, True),
+    ]
     assert {env["TORCHINDUCTOR_CACHE_DIR"] for _, env, _ in seen} == {
         str(Path(seen[0][1]["CARPOOL_CACHE"]).with_name("torchinductor"))
     }
     assert seen[0][0][2:6] == ["benchmarks.cold", "small-mlp", "64", "8"]
-    assert found.eager_steps == 8
-    assert found.eager_s is not None
-    assert found.eager_s > 0
+    assert (found.eager_s, found.eager_steps) == (3.0 + 63 * 0.5, 8)
+
+
+def test_the_eager_loop_of_a_cold_call_trains_two_models() -> None:
+    found = cold.eager(ColdSize("small-mlp", 64, 8), "cpu", "fp32")
+    assert found.steps == 8
+    assert min(found.first_s, found.next_s) > 0
 
 
 def test_a_cold_row_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,9 @@ def test_cold_calls_are_a_table_of_their_own() -> None:
     assert from_json(json.loads(json.dumps(to_json(report)))) == report
     text = reporting.markdown(report)
     assert "| 64 × MLP, 1000 steps | 3.0 s | 10.0 s | 1.0 s | 4.0 s | 100.0 s | 10.0×, 25.0× |" in text
-    assert "- The eager loop's time is counted up from 200 steps of one model." in text
+    assert (
+        "- The eager loop's time is counted up from 200 steps each of two models in a fresh process;" in text
+    )
     assert "- 64 × tfm, 100 steps: failed: no room" in text
 
 
