@@ -19,6 +19,7 @@ def test_several_inputs_and_outputs_by_name_with_shared_layers_and_nested_models
     zoo.assert_as_alone(zoo.two_in_two_out, x, y, validation_data=(x, y))
 
 
+@pytest.mark.slow
 def test_members_with_several_inputs_stand_together():
     x, y = zoo.two_in_two_out_data()
     results = zoo.ours([zoo.two_in_two_out(seed) for seed in range(2)], x, y, strategy="fused")
@@ -216,16 +217,21 @@ def test_names_of_layers_are_not_taken_for_activations():
     assert len(groups) == 2
 
 
+def adapted(scale):
+    x, _ = zoo.arrays(5)
+    with zoo.seeded(0):
+        layer = layers.Normalization()
+        layer.adapt(scale * x + scale)
+        return zoo.compiled(keras.Sequential([keras.Input((5,)), layer, layers.Dense(zoo.CLASSES)]))
+
+
 def test_layers_adapted_to_different_data_are_told_apart():
-    x, y = zoo.arrays(5)
-
-    def adapted(scale):
-        with zoo.seeded(0):
-            layer = layers.Normalization()
-            layer.adapt(scale * x + scale)
-            return zoo.compiled(keras.Sequential([keras.Input((5,)), layer, layers.Dense(zoo.CLASSES)]))
-
     assert len(plan(adapted(1.0), adapted(3.0))) == 2
+
+
+@pytest.mark.slow
+def test_layers_adapted_to_different_data_train_as_each_alone():
+    x, y = zoo.arrays(5)
     results = zoo.ours([adapted(1.0), adapted(3.0)], x, y)
     for scale, result in zip((1.0, 3.0), results, strict=True):
         zoo.assert_history(result.history, zoo.alone(adapted(scale), x, y))

@@ -270,6 +270,7 @@ def test_layers_of_all_kinds(only_programs, kind, jobs):
     compare(make, x, y, jobs=jobs, beside=[jobs - 1], validation_data=(x[:20], y[:20]))
 
 
+@pytest.mark.slow
 def test_attention_and_embedding(only_programs):
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 40).astype("int32")
@@ -309,6 +310,7 @@ def test_every_optimizer(only_programs, name):
     )
 
 
+@pytest.mark.slow
 def test_options_of_optimizers(only_programs):
     x, y = numbers(48)
     schedule: Any = keras.optimizers.schedules.ExponentialDecay

@@ -320,6 +320,7 @@ def lifetime(size):
     return began, time.monotonic(), os.getpid(), threads, share
 
 
+@pytest.mark.slow
 def test_no_more_workers_than_cores(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(isolated, "cores", lambda: 1)
