@@ -18,6 +18,7 @@ MODULES = sorted(
 WITH_EXAMPLES = {
     "carpool.job",
     "carpool.grid",
+    "carpool.order",
     "carpool.predict",
     "carpool.random",
     "carpool.reporters.prefixed",

@@ -14,8 +14,8 @@ from carpool.job import Job, Phase, Schedule
 from carpool.loop import Loop
 from carpool.map import map
 from carpool.memory.enforce import limit_memory
+from carpool.order import batch_order
 from carpool.predict import predict
-from carpool.random import batch_order
 from carpool.result import Outcome, Result, Results
 from carpool.stack import Stack
 from carpool.stopping import EarlyStopping

@@ -9,7 +9,7 @@ import numpy as np
 
 from carpool.data import Reader, Tap
 from carpool.job import Job
-from carpool.random import batch_order
+from carpool.order import batch_order
 
 Passes = Callable[[int], Iterable[Any]]
 """The batches of an epoch, of its number."""

@@ -1,4 +1,4 @@
-"""The order of a shuffle, where it is read: `carpool.random.batch_orders` by whatever is fastest there.
+"""The order of a shuffle, where it is read: `carpool.order.batch_orders` by whatever is fastest there.
 
 Written with tensors, ten rounds of Philox are some 250 passes over the memory that the keys take, and a sort knows nothing of them. With
 thousands of members an epoch's shuffle took more than half as long as its steps. But the keys are random numbers: as many buckets as
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from carpool.kernels.cuda import compiled
-from carpool.random import MULTIPLIERS, ORDER_CALL, WEYL, host_order_keys, sorted_places
+from carpool.order import host_orders
+from carpool.random import MULTIPLIERS, ORDER_CALL, WEYL
 from carpool.random import order_keys as by_operations
 
 _THREADS = 1024
@@ -111,7 +112,7 @@ extern "C" __global__ void order(const long long* seeds, const long long* epochs
 def orders(seeds: Tensor, epochs: Tensor, length: int) -> Tensor:
     """In which order `length` samples are read, a row for each pair of seed and epoch."""
     if seeds.device.type == "cpu":
-        return torch.from_numpy(sorted_places(host_order_keys(seeds.numpy(), epochs.numpy(), length)))
+        return torch.from_numpy(host_orders(seeds.numpy(), epochs.numpy(), length))
     kernels = _kernels_for(seeds.device)
     if kernels is not None and kernels.fits(length):
         return kernels.order(seeds, epochs, length)

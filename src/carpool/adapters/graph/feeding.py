@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from carpool.errors import DataError, sentence
-from carpool.random import batch_order
+from carpool.order import batch_order
 
 Fed = Mapping[str, np.ndarray]
 """Values by the names of the tensors they are fed to."""

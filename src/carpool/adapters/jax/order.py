@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from carpool.random import ORDER_CALL, batch_orders, philox
+from carpool.order import batch_orders
+from carpool.random import ORDER_CALL, philox
 
 _MOST = 0xFFFFFFFF
 _BLOCK = 1 << 16  # samples that are shuffled at once on the host: what is made on the way stays in the cache

@@ -10,7 +10,7 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.utils import PyDataset
 
 from carpool.adapters.keras.fit import Fit
-from carpool.random import batch_order
+from carpool.order import batch_order
 
 
 class Ordered(PyDataset):

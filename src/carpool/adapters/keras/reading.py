@@ -11,8 +11,8 @@ import numpy as np
 from carpool.adapters.keras.engine import Feed
 from carpool.adapters.keras.fit import Fit
 from carpool.adapters.keras.pool import Pool
+from carpool.order import batch_orders
 from carpool.planning.cursor import Chunk, Course, Cursor
-from carpool.random import batch_orders
 
 _SHUFFLED = 8  # epochs that are shuffled at a time
 _LONG = 1 << 16  # samples; orders up to this are kept for another fit

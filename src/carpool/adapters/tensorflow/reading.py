@@ -6,8 +6,8 @@ import numpy as np
 
 from carpool.adapters.tensorflow.arrays import Arrays
 from carpool.job import Job
+from carpool.order import batch_order
 from carpool.planning.cursor import Cursor
-from carpool.random import batch_order
 
 
 class Reading:

@@ -21,8 +21,8 @@ from carpool.adapters.torch.build import Arrays, make_index
 from carpool.data import Item, Queue
 from carpool.errors import DataError, sentence
 from carpool.job import Job
+from carpool.order import batch_order
 from carpool.planning.cursor import Supply
-from carpool.random import batch_order
 from carpool.source import Source
 
 
