@@ -119,3 +119,32 @@ def test_training_many_sets_them_aside_and_few_not():
 
     assert frozen(2) == 0
     assert frozen(256) > 0
+
+
+def test_models_go_with_their_results_and_wait_for_no_collector():
+    x, y = torch.randn(8, 2), torch.randn(8, 1)
+
+    def trained() -> carpool.Results:
+        jobs = [
+            carpool.Job(
+                lambda: torch.nn.Linear(2, 1),
+                (x, y),
+                seed=seed,
+                loss=torch.nn.functional.mse_loss,
+                optimizer=torch.optim.SGD,
+            )
+            for seed in range(2)
+        ]
+        return carpool.train(jobs, device="cpu", reporters=[], compile=False)
+
+    trained()  # what torch's tracer leaves behind is its own
+    gc.collect()
+    gc.disable()
+    try:
+        results = trained()
+        models = [weakref.ref(result.model) for result in results]
+        assert all(model() is not None for model in models)
+        del results
+        assert all(model() is None for model in models)
+    finally:
+        gc.enable()

@@ -18,14 +18,14 @@ _MANY = 256  # models, from which on looking through them takes longer than what
 def set_aside(models: int) -> Iterator[None]:
     """Inside, with many models, whatever is there when the collector was put off is not looked through again, until the last such run has ended.
 
-    So it looks for garbage first. Whoever has frozen objects of their own is left alone: to thaw ours would be to thaw theirs.
+    So it looks for young garbage first; for the old a short call would wait longer than it trains. Whoever has frozen objects of their own is left alone: to thaw ours would be to thaw theirs.
     """
     global _runs
     with _lock:
         takes_part = models >= _MANY and (_runs > 0 or not gc.get_freeze_count())
         _runs += takes_part
     if takes_part:
-        gc.collect()
+        gc.collect(1)
     try:
         yield
     finally:

@@ -186,7 +186,7 @@ def test_a_gpu_is_left_as_it_is():
     made = jobs()
     for job in made:
         adapter.describe(job)
-    adapter._device = "cuda:0"  # nothing may be opened there
+    adapter._place.name = "cuda:0"  # nothing may be opened there
     assert adapter._stacker.narrowed(made, measure=True) is None
 
 

@@ -26,6 +26,7 @@ from carpool.adapters.jax.recipe import Kind, Recipes, shapes
 from carpool.adapters.jax.session import StackedSession
 from carpool.adapters.jax.state import restored, stacked, unstacked
 from carpool.adapters.jax.streams import Streamed, Streams, gathered, is_stream
+from carpool.adapters.place import Place
 from carpool.errors import ModelError, OptimizerError
 from carpool.job import Job
 from carpool.memory.size import size
@@ -46,10 +47,10 @@ class JaxAdapter(Adapter):
         self._owners: dict[int, Job] = {}
         self._recipes, self._store = Recipes(), Store()
         self._factories, self._begin = Factories(), Beginnings()
-        self._place = "cpu"
+        self._place = Place()
         self._made: dict[int, tuple[Any, Any]] = {}
         self._bytes: dict[int, tuple[Any, int]] = {}
-        self._streams = Streams(lambda: device_of(self._place))
+        self._streams = Streams(lambda place=self._place: device_of(place()))
         self.fuser = JaxFuser(self._built.__getitem__, self._recipes, self._store)
 
     @classmethod
@@ -57,8 +58,8 @@ class JaxAdapter(Adapter):
         return kind_of(model) is not None
 
     def device(self, name: str) -> str:
-        self._place = chosen(name)
-        return self._place
+        self._place.name = chosen(name)
+        return self._place()
 
     def is_full(self, error: BaseException) -> bool:
         return super().is_full(error) or "RESOURCE_EXHAUSTED" in str(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class KerasAdapter(Adapter):
         self._signatures: dict[Job, Signature] = {}
         self._arrays: dict[Any, Arrays] = {}
         self._owners: dict[int, Job] = {}
-        self.fuser = KerasFuser(self)
+        self.fuser = KerasFuser(self._fits.__getitem__, self._signatures.__getitem__)
 
     @classmethod
     def claims(cls, model: Any) -> bool:
@@ -105,12 +105,6 @@ class KerasAdapter(Adapter):
             error = JobError if thing in fit.moments.callbacks else ModelError
             raise error(f"Job {job.name!r}: " + sentence(expected, received, remedy))
 
-    def fit(self, job: Job) -> Fit:
-        return self._fits[job]
-
-    def key(self, job: Job) -> Signature:
-        return self._signatures[job]
-
     def open(self, job: Job, device: str, plain: bool = False) -> Session:
         fit = self._fits[job]
         if fit.own is not None or plain:
@@ -145,22 +139,22 @@ class KerasAdapter(Adapter):
 
 
 class KerasFuser(Fuser):
-    def __init__(self, adapter: KerasAdapter) -> None:
-        self._adapter = adapter
+    def __init__(self, fit: Callable[[Job], Fit], key: Callable[[Job], Signature]) -> None:
+        self._fit, self._key = fit, key
 
     def refusal(self, jobs: Sequence[Job]) -> str | None:
-        fits = [self._adapter.fit(job) for job in jobs]
+        fits = [self._fit(job) for job in jobs]
         own = next((fit.own for fit in fits if fit.own is not None), None)
         models = [fit.model for fit in fits]
         if (found := own or engine().stack_refusal(models)) is not None:
             return found
-        return engine().trial(models, *_trial(fits, jobs[0]), self._adapter.key(jobs[0]))
+        return engine().trial(models, *_trial(fits, jobs[0]), self._key(jobs[0]))
 
     def open(
         self, jobs: Sequence[Job], width: int, device: str, prepared: Prepared = lambda *_: None
     ) -> StackedFit:
-        fits = [self._adapter.fit(job) for job in jobs]
-        return StackedFit(fits, engine(), device, self._adapter.key(jobs[0]), prepared)
+        fits = [self._fit(job) for job in jobs]
+        return StackedFit(fits, engine(), device, self._key(jobs[0]), prepared)
 
 
 def _trial(fits: Sequence[Fit], job: Job) -> tuple[Any, int]:

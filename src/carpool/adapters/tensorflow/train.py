@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from carpool.adapters.base import Adapter, JobState, Session, Trained
+from carpool.adapters.place import Place
 from carpool.adapters.tensorflow import memory, trace
 from carpool.adapters.tensorflow.alone import Alone
 from carpool.adapters.tensorflow.arrays import Arrays, Store, build_arrays
@@ -42,17 +43,17 @@ class TensorFlowAdapter(Adapter):
         self._cursors: dict[Job, Cursor] = {}
         self._owners: dict[int, tuple[Any, Job]] = {}
         self._made: dict[int, tuple[Any, Any]] = {}
-        self._store, self._place = Store(), "cpu"
-        self._streams = Streams(lambda: place_of(self._place))
-        self.fuser = self._together = ModuleFuser(self._known.__getitem__, self._store, lambda: self._place)
+        self._store, self._place = Store(), Place()
+        self._streams = Streams(lambda place=self._place: place_of(place()))
+        self.fuser = self._together = ModuleFuser(self._known.__getitem__, self._store, self._place)
 
     @classmethod
     def claims(cls, model: Any) -> bool:
         return is_module(model)
 
     def device(self, name: str) -> str:
-        self._place = chosen(name)
-        return self._place
+        self._place.name = chosen(name)
+        return self._place()
 
     def is_full(self, error: BaseException) -> bool:
         return super().is_full(error) or isinstance(error, tf.errors.ResourceExhaustedError)
@@ -61,12 +62,12 @@ class TensorFlowAdapter(Adapter):
         for thing in (job.model, job.optimizer):  # before anything is traced with what is another's
             if is_module(thing) or is_optimizer(thing):
                 self._own(job, thing)
-        with tf.device(place_of(self._place)):
+        with tf.device(place_of(self._place())):
             built = build(job, self._read)
         for held in built.variables:
             if held.trainable:
                 self._own(job, held.variable)
-        reason = plain_reason(built, self.compile, place_of(self._place))
+        reason = plain_reason(built, self.compile, place_of(self._place()))
         signature = (*_signature(built), ("how it is compiled", "XLA" if reason is None else "plain"))
         self._known[job] = Known(built, signature, reason)
         return ModelSpec(

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from carpool.adapters.base import Adapter, JobState, Session, Trained
+from carpool.adapters.place import Place
 from carpool.adapters.torch import full, lightning
 from carpool.adapters.torch.absorb import absorb_into, on_host
 from carpool.adapters.torch.behaviour import behaviour, job_signature
@@ -54,11 +55,9 @@ class TorchAdapter(Adapter):
         self._made: dict[int, tuple[Any, Any]] = {}
         self._kept: dict[int, tuple[Any, Any]] = {}
         self._store = Store()
-        self._streams = Streams(lambda: self._device)
-        self._device = "cpu"
-        self.fuser = self._stacker = TorchFuser(
-            self._known.__getitem__, self._store, lambda: self._device, compile
-        )
+        self._place = Place()
+        self._streams = Streams(self._place)
+        self.fuser = self._stacker = TorchFuser(self._known.__getitem__, self._store, self._place, compile)
 
     @classmethod
     def claims(cls, model: Any) -> bool:
@@ -76,11 +75,11 @@ class TorchAdapter(Adapter):
             torch.cuda.synchronize(
                 place
             )  # its context takes memory: it is there before anybody asks what is free
-        self._device = place
+        self._place.name = place
         return place
 
     def keeps_shares(self) -> bool:
-        return is_kept(self._device)
+        return is_kept(self._place())
 
     def describe(self, job: Job) -> ModelSpec:
         built = self._build(job)
@@ -192,7 +191,7 @@ class TorchAdapter(Adapter):
         return on_host(initial_states(self._known[job].built))
 
     def hold(self, job: Job, measure: bool) -> Hold | None:
-        return hold_of(self._known[job], self._device, measure)
+        return hold_of(self._known[job], self._place(), measure)
 
     def trained(self, job: Job) -> Trained:
         built = self._known[job].built
