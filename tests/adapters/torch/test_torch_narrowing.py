@@ -140,6 +140,9 @@ def test_a_run_of_short_launches_is_timed_at_its_own_width_only(launch_takes: An
     timed = launch_takes(lambda width: 1e-4)
     train(jobs())
     assert timed == [8, 8]  # too short to go on, and the trial
+    timed.clear()
+    plan(jobs())
+    assert timed == []  # nor again
 
 
 def test_a_short_run_stays_whole_whatever_is_remembered(launch_takes: Any):

@@ -77,10 +77,23 @@ class Narrower:
         widths = narrower(len(self.known))
         if self._launches < FEWEST_LAUNCHES or not widths:
             return None
-        together_s, compiled = self._launch(len(self.known), compile=False)
-        if compiled or not worth_trying(len(self.known), self._launches, together_s):
-            return None  # what was compiled earlier in this process says nothing about what was not
+        together_s = self._together_s()
+        if not worth_trying(len(self.known), self._launches, together_s):
+            return None
         return self._fastest(together_s, widths, compile=False)
+
+    def _together_s(self) -> float:
+        """Of a launch of all members, uncompiled; remembered too: in a short run, that nothing else is worth trying is all it tells."""
+        members, key = (
+            len(self.known),
+            f"narrowing, all: {pace_key(self.known[0], len(self.known), self.device)}",
+        )
+        found = recall.remembered(key, Narrowing)
+        if found is None:
+            seconds, _ = self._launch(members, compile=False)
+            found = Narrowing(members, seconds, members, seconds)
+            recall.remember(key, found)
+        return found.together_s
 
     def _compiles(self, found: Narrowing) -> bool:
         """Whether the step of the whole stack would be compiled."""
