@@ -148,3 +148,23 @@ def test_models_go_with_their_results_and_wait_for_no_collector():
         assert all(model() is None for model in models)
     finally:
         gc.enable()
+
+
+class Own(torch.nn.Linear):
+    """A model that holds itself."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.call = self.forward
+
+
+def test_models_that_hold_themselves_are_found_before_they_are_thousands():
+    alive: weakref.WeakSet[Own] = weakref.WeakSet()
+    for _ in range(5):
+        with collector.set_aside(1000):
+            with collector.put_off():
+                made = [Own() for _ in range(1000)]
+                alive.update(made)
+            del made
+        assert len(alive) <= 3000
+    assert len(alive) < 5000

@@ -60,9 +60,11 @@ def test_nobody_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch):
     used: list[int] = []
     buckets = order._by_buckets
     monkeypatch.setattr(order, "_by_buckets", lambda *given: used.append(given[-1]) or buckets(*given))
-    before = order.batch_orders([1, 2], [0, 0], 20_000)
-    assert not used
-    go.set()
+    try:
+        before = order.batch_orders([1, 2], [0, 0], 20_000)
+        assert not used
+    finally:
+        go.set()
     order._asked().result()
     assert np.array_equal(order.batch_orders([1, 2], [0, 0], 20_000), before)
     assert used == [20_000]
@@ -73,12 +75,20 @@ def test_a_short_shuffle_asks_for_no_compiler():
     assert order._asked.cache_info().currsize == 0
 
 
-@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "true", 'cc "-D'])
 def test_without_a_compiler_it_is_numpy(monkeypatch: pytest.MonkeyPatch, compiler: str):
     monkeypatch.setenv("CC", compiler)
-    with pytest.raises((OSError, subprocess.SubprocessError)):
+    with pytest.raises((OSError, ValueError, subprocess.SubprocessError)):
         native.compiled("int one(void) { return 1; }")
     assert order._native() is None
+
+
+def test_without_a_thread_it_is_numpy(monkeypatch: pytest.MonkeyPatch):
+    def refuses(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    assert sorted(order.batch_order(0, 0, 20_000).tolist()) == list(range(20_000))
 
 
 def test_a_machine_with_no_compiler_at_all(monkeypatch: pytest.MonkeyPatch):
@@ -86,6 +96,13 @@ def test_a_machine_with_no_compiler_at_all(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
     with pytest.raises(FileNotFoundError, match="no C compiler"):
         native.compiled("")
+
+
+def test_long_rows_are_sorted_by_whole_keys_at_once(monkeypatch: pytest.MonkeyPatch):
+    seeds, epochs = drawn(2)
+    before = order.sorted_places(order.order_keys(seeds, epochs, 100))
+    monkeypatch.setattr(order, "_FEW_TIES", 99)
+    assert np.array_equal(order.sorted_places(order.order_keys(seeds, epochs, 100)), before)
 
 
 def test_a_compiler_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch):

@@ -9,23 +9,28 @@ from contextlib import contextmanager
 
 _lock = threading.Lock()
 _runs = 0  # that set aside what they make
-
+_aside = 0  # models, since everything was last looked through
 
 _MANY = 256  # models, from which on looking through them takes longer than what it could find is worth
+_MOST_ASIDE = (
+    2048  # what was set aside is old when it comes back, and hardly looked through of Python's own accord
+)
 
 
 @contextmanager
 def set_aside(models: int) -> Iterator[None]:
     """Inside, with many models, whatever is there when the collector was put off is not looked through again, until the last such run has ended.
 
-    So it looks for young garbage first; for the old a short call would wait longer than it trains. Whoever has frozen objects of their own is left alone: to thaw ours would be to thaw theirs.
+    So it looks for garbage first: for the young, and for all once there may be much, since a short call would wait longer than it trains. Whoever has frozen objects of their own is left alone: to thaw ours would be to thaw theirs.
     """
-    global _runs
+    global _runs, _aside
     with _lock:
         takes_part = models >= _MANY and (_runs > 0 or not gc.get_freeze_count())
         _runs += takes_part
+        everything = takes_part and _aside + models > _MOST_ASIDE
+        _aside = models if everything else _aside + models * takes_part
     if takes_part:
-        gc.collect(1)
+        gc.collect(2 if everything else 1)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A little C for a CPU, compiled by the machine's own compiler for this process alone: nothing of it stays on disk."""
+"""A little C for a CPU, compiled by the machine's own compiler for this process alone: its file is removed once it is loaded."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from subprocess import SubprocessError
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from carpool.random import MASK, MULTIPLIERS, ORDER_CALL, WEYL, philox, signed_s
 
 _BLOCK = 1 << 14  # keys made at a time: what is between them stays in a core's cache
 _LONG = 1 << 14  # keys from which on a compiler is asked: NumPy takes a millisecond for so many
+_FEW_TIES = 1 << 21  # keys; in longer rows two nearly always differ in nothing but their last bits
 _MOST_LENGTH = 1 << 31
 _SOURCE = f"""
 #include <stdint.h>
@@ -135,6 +136,8 @@ def sorted_places(keys: np.ndarray) -> np.ndarray:
     >>> sorted_places(np.asarray([[1 << 40, 5, 1 << 50, 4]])).tolist()
     [[3, 1, 0, 2]]
     """
+    if keys.shape[1] > _FEW_TIES:
+        return np.argsort(keys, axis=1, kind="stable")
     bits = max(keys.shape[1] - 1, 0).bit_length()
     carried = keys >> bits << bits
     carried |= np.arange(keys.shape[1])
@@ -150,27 +153,29 @@ def _native_for(count: int) -> ctypes.CDLL | None:
     """The compiled page for so many keys; None where they are few, and until it is there: nobody waits for it."""
     if count < _LONG:
         return None
-    asked = _asked()
+    try:
+        asked = _asked()
+    except RuntimeError:  # no thread can be started any more
+        return None
     return asked.result() if asked.done() else None
 
 
 @functools.cache
 def _asked() -> Future[ctypes.CDLL | None]:
-    thread = ThreadPoolExecutor(1, "carpool-order")
-    asked = thread.submit(_native)
-    thread.shutdown(wait=False)
+    asked: Future[ctypes.CDLL | None] = Future()
+    threading.Thread(target=lambda: asked.set_result(_native()), name="carpool-order", daemon=True).start()
     return asked
 
 
 def _native() -> ctypes.CDLL | None:
-    """None where it cannot be compiled, or does not give the public order."""
+    """None where it cannot be compiled or loaded, or does not give the public order: NumPy is always there."""
     try:
         made = compiled(_SOURCE)
-    except (OSError, SubprocessError):
+        seeds, epochs = np.asarray([[3, -5], [1, 1 << 40]])
+        public = sorted_places(order_keys(seeds, epochs, 100))
+        return made if np.array_equal(_by_buckets(made, seeds, epochs, 100), public) else None
+    except Exception:
         return None
-    seeds, epochs = np.asarray([[3, -5], [1, 1 << 40]])
-    public = sorted_places(order_keys(seeds, epochs, 100))
-    return made if np.array_equal(_by_buckets(made, seeds, epochs, 100), public) else None
 
 
 def _by_buckets(native: ctypes.CDLL, seeds: np.ndarray, epochs: np.ndarray, length: int) -> np.ndarray:

@@ -109,7 +109,7 @@ class SlowAdapter(FakeAdapter):
         super().__init__(**options)
         self.log: list[str] = []
 
-    def open(self, job: carpool.Job, device: str, plain: bool = False) -> FakeSession:
+    def open(self, job: carpool.Job, device: str, plain: bool = False, exact: bool = False) -> FakeSession:
         session = Slow(self.script(job), self.log, str(job.name))
         self.sessions.append(session)
         return session
@@ -187,7 +187,7 @@ class StreamingAdapter(FakeAdapter):
         spec = super().describe(job)
         return replace(spec, course=spec.course._replace(length=0, batch_size=0, streamed=True))
 
-    def open(self, job: carpool.Job, device: str, plain: bool = False) -> FakeSession:
+    def open(self, job: carpool.Job, device: str, plain: bool = False, exact: bool = False) -> FakeSession:
         session = Streaming(self.error)
         self.sessions.append(session)
         return session

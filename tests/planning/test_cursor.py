@@ -199,3 +199,29 @@ def test_thousands_of_equal_rows_are_counted_as_quickly_as_one(monkeypatch: pyte
     monkeypatch.setattr(cursor, "cut", lambda held, cursors, max_steps: calls.append(len(held)) or None)
     launches([Course(10, 4, 3)] * 5000 + [Course(8, 4, 3)] * 5000)
     assert calls == [2]
+
+
+@properties
+@given(
+    st.lists(
+        st.builds(Course, st.integers(1, 12), st.integers(2, 5), st.integers(1, 60)), min_size=1, max_size=4
+    )
+)
+def test_epochs_that_repeat_are_counted_as_if_each_were_run(rows: list[Course]):
+    by_size: dict[int, int] = {}
+    for chunk in simulated(rows, 1 << 30):
+        by_size[chunk.size] = by_size.get(chunk.size, 0) + chunk.steps
+    counted = launches(rows)
+    assert counted.by_size == by_size
+    assert counted.useful == sum(course.steps for course in rows)
+
+
+def test_millions_of_epochs_are_counted_as_quickly_as_a_few(monkeypatch: pytest.MonkeyPatch):
+    from carpool.planning import cursor
+
+    calls: list[int] = []
+    real = cursor.cut
+    monkeypatch.setattr(cursor, "cut", lambda *given, **how: calls.append(1) or real(*given, **how))
+    counted = launches([Course(10, 4, 10**7), Course(7, 4, 10**6), Course(12, 3, 10**6 + 5)])
+    assert counted.useful == 3 * 10**7 + 2 * 10**6 + 4 * (10**6 + 5)
+    assert len(calls) < 200

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from carpool.errors import WorkerError
+from carpool.process import supervisor
 from carpool.process import worker as inside
 from carpool.process.messages import Call, News, Raised, Returned
 from carpool.process.supervisor import Supervisor
@@ -235,6 +236,27 @@ def test_a_worker_that_keeps_the_lock_says_where_it_is():
         worker.call(Call(keeps_the_lock))
         assert worker.wait(LONG_S) == News("here")
         assert "in keeps_the_lock" in worker.stacks()
+
+
+def test_an_answer_that_comes_late_is_not_the_next_one(worker, monkeypatch):
+    monkeypatch.setattr(supervisor, "_STACKS_S", 0.2)
+
+    def keeps_the_lock_a_while():
+        inside.tell("here")
+        ctypes.PyDLL(None).sleep(2)  # the signal that asks ends it early
+        ctypes.PyDLL(None).sleep(2)
+        then_waits()
+
+    def then_waits():
+        inside.tell("free")
+        threading.Event().wait()
+
+    worker.call(Call(keeps_the_lock_a_while))
+    assert worker.wait(LONG_S) == News("here")
+    assert "in keeps_the_lock_a_while" in worker.stacks()
+    assert worker.wait(LONG_S) == News("free")
+    monkeypatch.undo()
+    assert "in then_waits" in worker.stacks()
 
 
 def test_news_is_progress():

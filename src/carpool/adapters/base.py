@@ -322,8 +322,11 @@ class Adapter(ABC):
         """Builds what the job's factories make and says what the planner needs to know."""
 
     @abstractmethod
-    def open(self, job: Job, device: str, plain: bool = False) -> Session:
-        """A session for the job alone. `plain`: in its framework's ordinary way, nothing traced or captured."""
+    def open(self, job: Job, device: str, plain: bool = False, exact: bool = False) -> Session:
+        """A session for the job alone. `plain`: in its framework's ordinary way, nothing traced or captured.
+
+        `exact`: nor is anything of the user's exchanged for what computes the same faster.
+        """
 
     @abstractmethod
     def absorb(self, job: Job, state: JobState) -> Trained:

@@ -14,7 +14,7 @@ Saved = Mapping[str, tuple[Member, JobState]]
 
 @dataclass(frozen=True)
 class Entry:
-    """What waits to be opened: a group, or one job of it. `plain` after a captured step of it did not hold."""
+    """What waits to be opened: a group, or one job of it. `plain` after a stack of it did not hold, or was slower."""
 
     number: int
     group: Group

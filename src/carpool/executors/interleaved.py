@@ -179,7 +179,7 @@ class Run:
         jobs = [self._jobs[name] for name in entry.names]
         if entry.strategy != "fused":
             return adapter.open(
-                jobs[0], self._orders.device, plain=entry.plain or entry.strategy == "in_turn"
+                jobs[0], self._orders.device, plain=entry.plain, exact=entry.strategy == "in_turn"
             )
         assert adapter.fuser is not None, "the planner fuses only what has a fuser"
 

@@ -178,7 +178,10 @@ def _kernels_for(device: torch.device) -> Kernels | None:
     """None also while they are compiled, which takes most of a second: a shuffle does not wait for that."""
     if device.type != "cuda":
         return None
-    asked = _asked(device)
+    try:
+        asked = _asked(device)
+    except RuntimeError:  # no thread can be started any more
+        return None
     if not asked.done():
         return None
     if asked.exception() is not None:

@@ -11,6 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+Standing = tuple[tuple[int, int, int], ...]
+"""Where rows stand beside one another: row, epochs ahead of the last, batch."""
+
 MAX_CHUNK_STEPS = 256  # bounds the hyper-parameter tables of a chunk, and how long Ctrl-C waits
 SLICE_S = (
     0.05  # how long a chunk should take while others wait: long beside what a chunk costs the host, 1 to 2 ms
@@ -154,11 +157,29 @@ def launches(courses: Sequence[Course]) -> Launches:
     kinds = Counter(courses)  # equal rows move together: a sweep of thousands is a handful of kinds
     indexed = dict(enumerate(kinds))
     cursors = dict.fromkeys(indexed, Cursor())
-    by_size: dict[int, int] = {}
-    useful = 0
-    while chunk := cut(supplies(indexed, cursors), cursors, max_steps=1 << 30):
-        by_size[chunk.size] = by_size.get(chunk.size, 0) + chunk.steps
+    counted: Counter[tuple[int, int]] = (
+        Counter()
+    )  # launches, by batch size and by how many members they serve
+    seen: dict[Standing, tuple[int, Counter[tuple[int, int]]]] = {}
+    while chunk := cut(there := supplies(indexed, cursors), cursors, max_steps=1 << 30):
+        behind = min(cursors[row].epoch for row in there)
+        standing = tuple((row, cursors[row].epoch - behind, cursors[row].batch) for row in there)
+        if standing in seen:  # as so many epochs ago: it goes on like that, as long as nobody is near its end
+            before, then = seen[standing]
+            period = behind - before
+            times = min((indexed[row].epochs - cursors[row].epoch - 1) // period for row in there)
+            for kind in counted:
+                counted[kind] += times * (counted[kind] - then[kind])
+            for row in there:
+                cursors[row] = cursors[row]._replace(epoch=cursors[row].epoch + times * period)
+            seen.clear()
+            continue
+        seen[standing] = (behind, counted.copy())
+        counted[chunk.size, sum(kinds[indexed[row]] for row in chunk.rows)] += chunk.steps
         for row in chunk.rows:
-            useful += chunk.steps * kinds[indexed[row]]
             cursors[row] = cursors[row].advanced(chunk.steps, row in chunk.ends)
+    by_size: dict[int, int] = {}
+    for (size, _), steps in counted.items():
+        by_size[size] = by_size.get(size, 0) + steps
+    useful = sum(members * steps for (_, members), steps in counted.items())
     return Launches(by_size, useful, sum(by_size.values()) * len(courses))

@@ -34,7 +34,7 @@ class Trial:
     def __str__(self) -> str:
         kind = ("compiled" if self.compiled else "uncompiled") + (f", {self.form}" if self.form else "")
         if self.members == 1:
-            return f"a captured step takes {duration(self.together_s)} ({kind}), an eager one {duration(self.alone_s)}"
+            return f"a step as a stack of one takes {duration(self.together_s)} ({kind}), an ordinary one {duration(self.alone_s)}"
         return (
             f"a step of {self.members} together takes {duration(self.together_s)} ({kind}), "
             f"one after another {duration(self.members * self.alone_s)}"

@@ -43,6 +43,7 @@ class Supervisor:
         self._lines: deque[str] = deque(maxlen=_STORY_LINES)
         ours, theirs = socket.socketpair()
         self._asking, asked = socket.socketpair()
+        self._asked = 0
         reading, writing = os.pipe()
         try:
             with theirs, asked:
@@ -120,10 +121,16 @@ class Supervisor:
     def stacks(self) -> str:
         """Where each thread of the worker is, in Python: asked politely, then, where something holds Python's lock, by a signal."""
         self._lines.clear()
+        self._asked += 1
+        own = bytes([self._asked % 256])
         try:
             self._asking.settimeout(_STACKS_S)
-            self._asking.send(b"?")
-            self._asking.recv(1)
+            self._asking.send(own)
+            while self._asking.recv(1) not in (
+                own,
+                b"",
+            ):  # an answer that comes late is to an earlier question
+                pass
         except OSError:
             self._signal(STACKS_SIGNAL)
         end, count = time.monotonic() + _STACKS_S, 0

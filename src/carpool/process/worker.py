@@ -127,9 +127,9 @@ def _beat(channel: Channel) -> None:
 
 def _say_where(asked: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        while asked.recv(1):
+        while question := asked.recv(1):
             faulthandler.dump_traceback(_STDERR, all_threads=True)
-            asked.send(b"!")
+            asked.send(question)
 
 
 def rss_bytes() -> int | None:

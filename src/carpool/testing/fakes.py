@@ -352,7 +352,7 @@ class FakeAdapter(Adapter):
             str(job.name), self.name, (("model", job.model),), course, state_bytes=4, step_bytes=6
         )
 
-    def open(self, job: Job, device: str, plain: bool = False) -> FakeSession:
+    def open(self, job: Job, device: str, plain: bool = False, exact: bool = False) -> FakeSession:
         if (error := self._solo_errors.get(str(job.name))) is not None:
             raise error
         session = FakeSession(self.script(job))

@@ -51,6 +51,18 @@ def test_a_job_alone_is_a_stack_of_one_where_it_is_to_be_compiled(compile, kind)
         session.close()
 
 
+@pytest.mark.parametrize(
+    ("options", "quick"), [({}, True), ({"plain": True}, True), ({"exact": True}, False)]
+)
+def test_a_job_alone_has_fused_kernels_lent_unless_it_is_to_be_exact(options, quick):
+    adapter, one = TorchAdapter(), replace(jobs("mlp")[0], name="one")
+    adapter.describe(one)
+    session = adapter.open(one, "cpu", **options)
+    assert isinstance(session, SoloSession)
+    assert bool(session._quick) is quick
+    session.close()
+
+
 def test_a_neighbour_that_leaves_changes_no_bit_compiled():
     stays = ZOO.run(jobs("batch_norm"), compile=True, strategy="fused")
     changed = jobs("batch_norm")

@@ -145,6 +145,14 @@ def test_a_run_of_short_launches_is_timed_at_its_own_width_only(launch_takes: An
     assert timed == []  # nor again
 
 
+def test_what_was_timed_at_another_moment_only_declines(launch_takes: Any):
+    launch_takes(lambda width: 1e-4)
+    plan(jobs())
+    timed = launch_takes(wide_is_slow)
+    plan(jobs(epochs=20_000))
+    assert timed[:2] == [8, 4]
+
+
 def test_a_short_run_stays_whole_whatever_is_remembered(launch_takes: Any):
     launch_takes(wide_is_slow)
     assert widths(plan(jobs())) == [4, 4]

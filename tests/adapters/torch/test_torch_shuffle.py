@@ -34,6 +34,22 @@ def test_epochs_ahead_are_made_in_few_launches_and_within_bounds(monkeypatch, mo
     assert max(made) * 2 <= max(2, most)
 
 
+def test_an_order_that_could_not_be_made_is_made_when_it_is_asked_for_again(monkeypatch):
+    orders = Orders(order := torch.zeros(1, 5, dtype=torch.int32))
+    orders.set(0, torch.arange(5), True, 1)
+    chunk = Chunk((0,), (Cursor(),), 5, 1)
+
+    def fails(*_):
+        raise RuntimeError("no room")
+
+    with monkeypatch.context() as once:
+        once.setattr(shuffle, "shuffled", fails)
+        with pytest.raises(RuntimeError, match="no room"):
+            orders.lay(chunk)
+    orders.lay(chunk)
+    assert order[0].tolist() == expected(np.arange(5), 1, 0)
+
+
 def test_rows_that_change_are_shuffled_anew():
     order = torch.zeros(2, 5, dtype=torch.int32)
     orders = Orders(order)

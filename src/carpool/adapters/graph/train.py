@@ -94,7 +94,7 @@ class GraphAdapter(Adapter):
                 )
             )
 
-    def open(self, job: Job, device: str, plain: bool = False) -> GraphSession:
+    def open(self, job: Job, device: str, plain: bool = False, exact: bool = False) -> GraphSession:
         cap = fraction_of([job.budget]) if device != "cpu" else None
         return GraphSession(self._built[job], _place(device), cap)
 

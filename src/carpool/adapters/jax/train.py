@@ -147,7 +147,7 @@ class JaxAdapter(Adapter):
             self._bytes[id(made)] = (made, total)
         return self._bytes[id(made)][1]
 
-    def open(self, job: Job, device: str, plain: bool = False) -> StackedSession:
+    def open(self, job: Job, device: str, plain: bool = False, exact: bool = False) -> StackedSession:
         return StackedSession([self._built[job]], self._recipes, self._store, device_of(device))
 
     def absorb(self, job: Job, state: JobState) -> Trained:

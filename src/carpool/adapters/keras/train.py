@@ -105,9 +105,9 @@ class KerasAdapter(Adapter):
             error = JobError if thing in fit.moments.callbacks else ModelError
             raise error(f"Job {job.name!r}: " + sentence(expected, received, remedy))
 
-    def open(self, job: Job, device: str, plain: bool = False) -> Session:
+    def open(self, job: Job, device: str, plain: bool = False, exact: bool = False) -> Session:
         fit = self._fits[job]
-        if fit.own is not None or plain:
+        if fit.own is not None or plain or exact:
             return OwnFit(fit)
         return StackedFit([fit], self._engine, device, self._signatures[job])
 

@@ -165,7 +165,7 @@ class LoopAdapter(Adapter):
             step_bytes=0,
         )
 
-    def open(self, job: Job, device: str, plain: bool = False) -> LoopSession:
+    def open(self, job: Job, device: str, plain: bool = False, exact: bool = False) -> LoopSession:
         return LoopSession(job, device)
 
     def absorb(self, job: Job, state: JobState) -> Trained:

@@ -114,7 +114,7 @@ class TensorFlowAdapter(Adapter):
         remedy = "pass a function that makes one, or a copy for each: copy.deepcopy(model)"
         raise ModelError(says(job, "a model of its own for each job", received, remedy))
 
-    def open(self, job: Job, device: str, plain: bool = False) -> Session:
+    def open(self, job: Job, device: str, plain: bool = False, exact: bool = False) -> Session:
         known = self._known[job]
         built, place = known.built, place_of(device)
         check_place(built, place)

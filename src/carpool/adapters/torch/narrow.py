@@ -77,23 +77,20 @@ class Narrower:
         widths = narrower(len(self.known))
         if self._launches < FEWEST_LAUNCHES or not widths:
             return None
-        together_s = self._together_s()
-        if not worth_trying(len(self.known), self._launches, together_s):
-            return None
-        return self._fastest(together_s, widths, compile=False)
-
-    def _together_s(self) -> float:
-        """Of a launch of all members, uncompiled; remembered too: in a short run, that nothing else is worth trying is all it tells."""
         members, key = (
             len(self.known),
             f"narrowing, all: {pace_key(self.known[0], len(self.known), self.device)}",
         )
-        found = recall.remembered(key, Narrowing)
-        if found is None:
-            seconds, _ = self._launch(members, compile=False)
-            found = Narrowing(members, seconds, members, seconds)
-            recall.remember(key, found)
-        return found.together_s
+        before = recall.remembered(key, Narrowing)
+        if before is not None and not worth_trying(members, self._launches, before.together_s):
+            return None
+        together_s, _ = self._launch(
+            members, compile=False
+        )  # beside the others, whenever it was timed before
+        recall.remember(key, Narrowing(members, together_s, members, together_s))
+        if not worth_trying(members, self._launches, together_s):
+            return None
+        return self._fastest(together_s, widths, compile=False)
 
     def _compiles(self, found: Narrowing) -> bool:
         """Whether the step of the whole stack would be compiled."""

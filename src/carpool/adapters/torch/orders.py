@@ -38,13 +38,14 @@ class Orders:
         for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
             if self._epochs[row] != cursor.epoch:
                 kinds.setdefault((self._lengths[row], self._shuffles[row], cursor.epoch), []).append(row)
-                self._epochs[row] = cursor.epoch
         for (length, shuffle, epoch), rows in kinds.items():
             index = sent(rows, self._order.device)
             if shuffle:
                 self._order[index, :length] = self._shuffler(tuple(rows), length).epoch(epoch)
             else:
                 self._order[index, :length] = self._places[index, :length]
+            for row in rows:  # only now: who raised is laid out when it is asked for again
+                self._epochs[row] = epoch
 
     def _shuffler(self, rows: tuple[int, ...], length: int) -> Shuffler:
         """Of these rows together: as long as the same ones start their epochs at once, it has made some ahead."""

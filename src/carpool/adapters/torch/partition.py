@@ -26,7 +26,10 @@ def chosen(loads: Sequence[int], share: float) -> tuple[int, ...]:
 
 def is_kept(device: str) -> bool:
     """Whether a session's share can be kept in this process."""
-    return device.startswith("cuda") and _parts(torch.device(device).index or 0) is not None
+    try:
+        return device.startswith("cuda") and _parts(torch.device(device).index or 0) is not None
+    except torch.OutOfMemoryError:
+        return False  # another time there may be room
 
 
 class Part:
@@ -101,6 +104,8 @@ def _parts(index: int) -> _Parts | None:
     """None where the driver or its bindings know no such thing, or not in these words."""
     try:
         return _Parts(index)
+    except torch.OutOfMemoryError:
+        raise
     except (ImportError, AttributeError, TypeError, ValueError, RuntimeError):
         return None
 

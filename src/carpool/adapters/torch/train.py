@@ -163,13 +163,13 @@ class TorchAdapter(Adapter):
             self._made[id(data)] = (data, data())
         return self._made[id(data)][1]
 
-    def open(self, job: Job, device: str, plain: bool = False) -> Session:
+    def open(self, job: Job, device: str, plain: bool = False, exact: bool = False) -> Session:
         known = self._known[job]
         wanted = self.compile is True or (device.startswith("cuda") and _is_long(known.course))
-        if wanted and not plain and not self._stacker.refusal([job]):
+        if wanted and not (plain or exact) and not self._stacker.refusal([job]):
             return self._stacker.open([job], 1, device)  # a stack of one: compiled, and captured on a GPU
         return SoloSession(
-            known.built, known.course, device, self._store, known.probe.random, quick=not plain
+            known.built, known.course, device, self._store, known.probe.random, quick=not exact
         )
 
     def is_full(self, error: BaseException) -> bool:
