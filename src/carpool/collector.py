@@ -12,9 +12,7 @@ _runs = 0  # that set aside what they make
 _aside = 0  # models, since everything was last looked through
 
 _MANY = 256  # models, from which on looking through them takes longer than what it could find is worth
-_MOST_ASIDE = (
-    2048  # what was set aside is old when it comes back, and hardly looked through of Python's own accord
-)
+_MOST_ASIDE = 2048  # old when they come back: Python hardly looks through them of its own accord
 
 
 @contextmanager

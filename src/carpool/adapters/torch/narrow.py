@@ -77,10 +77,8 @@ class Narrower:
         widths = narrower(len(self.known))
         if self._launches < FEWEST_LAUNCHES or not widths:
             return None
-        members, key = (
-            len(self.known),
-            f"narrowing, all: {pace_key(self.known[0], len(self.known), self.device)}",
-        )
+        members = len(self.known)
+        key = f"narrowing, all: {pace_key(self.known[0], members, self.device)}"
         before = recall.remembered(key, Narrowing)
         if before is not None and not worth_trying(members, self._launches, before.together_s):
             return None
