@@ -269,6 +269,7 @@ def test_in_a_process_of_its_own():
     assert_alone(results, jobs)
 
 
+@pytest.mark.slow
 def test_convolutions_are_timed_and_remembered(trials: None, monkeypatch: pytest.MonkeyPatch):
     from jax_zoo import convolution
 

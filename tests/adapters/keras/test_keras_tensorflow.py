@@ -254,7 +254,9 @@ ZOO = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ZOO)
+@pytest.mark.parametrize(
+    "kind", ["batch norm", *(pytest.param(k, marks=pytest.mark.slow) for k in ZOO if k != "batch norm")]
+)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_layers_of_all_kinds(only_programs, kind, jobs):
     shape, made = ZOO[kind]

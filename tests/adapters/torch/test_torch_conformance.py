@@ -10,7 +10,7 @@ from carpool.testing import AdapterConformance
 class TestTorch(TorchZoo, AdapterConformance):
     """On the CPU."""
 
-    fast_pairs = 160
+    fast_pairs = 90
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")  # torch on its own float32 kernel, alone as well
