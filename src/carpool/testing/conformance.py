@@ -77,6 +77,8 @@ class AdapterConformance:
     """How many cases of each test are in the fast suite, where every case compiles anew; the others are marked slow."""
     fast_pairs: int | None = None
     """How many pairs are, spread evenly over them; the others are marked slow."""
+    fast_every: int = 1
+    """Of the cases of a test that are not pairs, every so many is, beginning at another one for each test."""
     device: str = "cpu"
 
     @abstractmethod
@@ -110,7 +112,8 @@ class AdapterConformance:
         """Which of a test's cases are in the fast suite."""
         first = range(count if self.fast_cases is None else min(count, self.fast_cases))
         if "pairwise" not in test or self.fast_pairs is None:
-            return set(first)
+            every = self.fast_every if len(first) > self.fast_every else 1
+            return {place for place in first if (place + len(test)) % every == 0}
         return set(spread(first, self.fast_pairs))
 
     def _cases(self, test: str) -> list[dict[str, str]]:

@@ -10,12 +10,14 @@ from carpool.testing import AdapterConformance
 class TestTorch(TorchZoo, AdapterConformance):
     """On the CPU."""
 
-    fast_pairs = 90
+    fast_pairs, fast_every = 90, 2
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")  # torch on its own float32 kernel, alone as well
 class TestTorchOperators(OperatorZoo, AdapterConformance):
     """Models that need operators of carpool's own, on the CPU."""
+
+    fast_every = 2
 
 
 @pytest.mark.gpu
