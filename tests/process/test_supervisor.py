@@ -239,12 +239,12 @@ def test_a_worker_that_keeps_the_lock_says_where_it_is():
 
 
 def test_an_answer_that_comes_late_is_not_the_next_one(worker, monkeypatch):
-    monkeypatch.setattr(supervisor, "_STACKS_S", 0.2)
+    monkeypatch.setattr(supervisor, "_STACKS_S", 1.0)
 
     def keeps_the_lock_a_while():
         inside.tell("here")
-        ctypes.PyDLL(None).sleep(2)  # the signal that asks ends it early
-        ctypes.PyDLL(None).sleep(2)
+        ctypes.PyDLL(None).sleep(30)  # the signal that asks ends it early
+        ctypes.PyDLL(None).sleep(1)
         then_waits()
 
     def then_waits():

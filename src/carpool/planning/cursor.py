@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 Standing = tuple[tuple[int, int, int], ...]
 """Where rows stand beside one another: row, epochs ahead of the last, batch."""
+Served = tuple[int, int]
+"""A launch's batch size, and how many members it serves."""
 
 MAX_CHUNK_STEPS = 256  # bounds the hyper-parameter tables of a chunk, and how long Ctrl-C waits
 SLICE_S = (
@@ -157,24 +159,23 @@ def launches(courses: Sequence[Course]) -> Launches:
     kinds = Counter(courses)  # equal rows move together: a sweep of thousands is a handful of kinds
     indexed = dict(enumerate(kinds))
     cursors = dict.fromkeys(indexed, Cursor())
-    counted: Counter[tuple[int, int]] = (
-        Counter()
-    )  # launches, by batch size and by how many members they serve
-    seen: dict[Standing, tuple[int, Counter[tuple[int, int]]]] = {}
+    counted: Counter[Served] = Counter()
+    seen: dict[Standing, tuple[int, Counter[Served]]] = {}
     while chunk := cut(there := supplies(indexed, cursors), cursors, max_steps=1 << 30):
-        behind = min(cursors[row].epoch for row in there)
-        standing = tuple((row, cursors[row].epoch - behind, cursors[row].batch) for row in there)
-        if standing in seen:  # as so many epochs ago: it goes on like that, as long as nobody is near its end
-            before, then = seen[standing]
-            period = behind - before
-            times = min((indexed[row].epochs - cursors[row].epoch - 1) // period for row in there)
-            for kind in counted:
-                counted[kind] += times * (counted[kind] - then[kind])
-            for row in there:
-                cursors[row] = cursors[row]._replace(epoch=cursors[row].epoch + times * period)
-            seen.clear()
-            continue
-        seen[standing] = (behind, counted.copy())
+        if cursors[next(iter(there))].batch == 0:  # where one of them begins an epoch is often enough to look
+            behind = min(cursors[row].epoch for row in there)
+            standing = tuple((row, cursors[row].epoch - behind, cursors[row].batch) for row in there)
+            if standing in seen:  # as so many epochs ago: so it goes on, as long as nobody is near its end
+                before, then = seen[standing]
+                period = behind - before
+                times = min((indexed[row].epochs - cursors[row].epoch - 1) // period for row in there)
+                for served in counted:
+                    counted[served] += times * (counted[served] - then[served])
+                for row in there:
+                    cursors[row] = cursors[row]._replace(epoch=cursors[row].epoch + times * period)
+                seen.clear()
+                continue
+            seen[standing] = (behind, counted.copy())
         counted[chunk.size, sum(kinds[indexed[row]] for row in chunk.rows)] += chunk.steps
         for row in chunk.rows:
             cursors[row] = cursors[row].advanced(chunk.steps, row in chunk.ends)

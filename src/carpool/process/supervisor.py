@@ -126,10 +126,8 @@ class Supervisor:
         try:
             self._asking.settimeout(_STACKS_S)
             self._asking.send(own)
-            while self._asking.recv(1) not in (
-                own,
-                b"",
-            ):  # an answer that comes late is to an earlier question
+            # An answer that comes late is to an earlier question.
+            while self._asking.recv(1) not in (own, b""):
                 pass
         except OSError:
             self._signal(STACKS_SIGNAL)

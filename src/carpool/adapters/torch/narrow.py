@@ -82,9 +82,8 @@ class Narrower:
         before = recall.remembered(key, Narrowing)
         if before is not None and not worth_trying(members, self._launches, before.together_s):
             return None
-        together_s, _ = self._launch(
-            members, compile=False
-        )  # beside the others, whenever it was timed before
+        # Whenever it was timed before: the others are timed now.
+        together_s, _ = self._launch(members, compile=False)
         recall.remember(key, Narrowing(members, together_s, members, together_s))
         if not worth_trying(members, self._launches, together_s):
             return None
