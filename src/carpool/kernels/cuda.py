@@ -20,6 +20,9 @@ def compiled(source: str, names: Sequence[str]) -> dict[str, Any]:
         compiler = _get_gpu_rtc_library()
     except (ImportError, AttributeError, OSError) as error:  # another torch than those this was written for
         raise RuntimeError("this torch has no compiler for CUDA C") from error
+    torch.zeros(
+        1, device="cuda"
+    )  # a thread has the device's context, which loading needs, from its first launch on
     return _cuda_load_module(_machine_code(compiler, source), list(names))  # type: ignore[return-value]
 
 

@@ -10,8 +10,9 @@ from torch import nn
 from zoo import batch_norm, built_conv, conv_norm, dropout, layer_norm, mlp, tables
 
 import carpool
+from carpool.adapters.torch import compare, differences, precision, verify
 from carpool.adapters.torch.compare import tolerance
-from carpool.errors import OptionError
+from carpool.errors import FusionError, OptionError
 
 X, Y = tables(False)["vector"]
 
@@ -109,3 +110,49 @@ def test_the_check_is_loose_where_autocast_computes_and_strict_in_float64():
     cpu = torch.device("cpu")
     assert tolerance(torch.float32, cpu, False, lowered=True) == tolerance(torch.bfloat16, cpu, False)
     assert tolerance(torch.float64, cpu, False, lowered=True) == tolerance(torch.float64, cpu, False)
+
+
+@pytest.fixture
+def nothing_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tolerance of low precision is none at all: what is rounded differently is beyond it."""
+    monkeypatch.setattr(compare, "tolerance", lambda *_: compare.Tolerance(1e-12, 5e-2))
+
+
+@pytest.mark.usefixtures("nothing_is_allowed")
+def test_a_step_may_differ_by_as_much_as_its_precision_makes_of_a_member_alone():
+    results = train([job("bf16", seed, mlp) for seed in range(3)], "fused")
+    assert {result.strategy for result in results} == {"fused"}
+
+
+@pytest.mark.usefixtures("nothing_is_allowed")
+def test_a_step_that_differs_by_more_than_that_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verify, "strict_step", verify.solo_step)  # as if nothing were rounded off
+    with pytest.raises(FusionError, match=r"differs from its step alone.*\(allowed: 1e-12\)"):
+        train([job("bf16", seed, mlp) for seed in range(3)], "fused")
+
+
+def test_an_optimizer_that_keeps_other_things_is_refused_in_any_precision(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(differences, "_kept", lambda *_: {})
+    for word in ("bf16", "float32"):
+        with pytest.raises(FusionError, match=r"the optimizer's state of .* by inf"):
+            train([job(word, seed, mlp) for seed in range(3)], "fused")
+
+
+def test_in_full_precision_nobody_asks_for_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verify, "strict_step", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(compare, "_FULL", compare.Tolerance(1e-12, 1e-5))
+    with pytest.raises(FusionError, match="differs from its step alone"):
+        train([job("float32", seed, mlp) for seed in range(3)], "fused")
+
+
+def test_strictly_nothing_is_lowered_and_settings_come_back():
+    before = precision.settings()
+    with torch.autocast("cpu", torch.bfloat16):
+        with precision.strictly():
+            assert set(precision.settings()) == {"ieee"}
+            with precision.computing_in("bf16", "cpu"):
+                assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+    assert precision.settings() == before
+    with precision.computing_in("bf16", "cpu"):
+        assert torch.is_autocast_enabled("cpu")

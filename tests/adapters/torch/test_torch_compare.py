@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from carpool.adapters.torch.compare import _gap, _largest, _relative
+from carpool.adapters.torch.differences import Differences, _gap, _largest, _relative
 
 INF, NAN = math.inf, math.nan
 
@@ -48,3 +49,17 @@ def test_rows_of_numbers_integers_and_nothing():
 def test_half_precision_does_not_overflow():
     a, b = rows([0.0, 1.0], dtype=torch.float16), rows([6e4, 1.0], dtype=torch.float16)
     assert _relative(a, b, None).item() == pytest.approx(1.0)
+
+
+def test_the_place_furthest_beyond_what_it_allows_is_told():
+    found = Differences(
+        ["loss", "weights", "weights"], ["loss", "'a'", "'b'"], np.array([[1e-3], [0.02], [0.03]])
+    )
+    assert found.words(0, np.array([1e-2, 1e-2, 1e-2])) == "'b' by 3.0e-02 (allowed: 1e-02)"
+    assert found.words(0, np.array([1e-2, 1e-2, 1e-1])) == "'a' by 2.0e-02 (allowed: 1e-02)"
+    assert found.words(0, np.array([1e-2, 1e-1, 1e-1])) is None
+    assert found.by_kind().tolist() == [[1e-3], [0.03], [0.03]]
+
+
+def test_what_is_no_number_is_beyond_everything():
+    assert Differences(["loss"], ["loss"], np.array([[INF]])).words(0, np.array([1e9])) is not None

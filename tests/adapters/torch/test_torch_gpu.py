@@ -1,6 +1,7 @@
 """What only a GPU can show: no waiting while chunks are enqueued, memory given back, objects left where they were."""
 
 import gc
+import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -109,3 +110,14 @@ def test_a_short_job_alone_is_captured_where_it_is_to_be_compiled():
         session = adapter.open(one, device)
         assert isinstance(session, kind)
         session.close()
+
+
+def test_a_job_alone_whose_loss_holds_numbers_is_compiled():
+    """Cross entropy, divided by one: beside the single loss of a stack of one the compiler took such a number for the GPU's memory."""
+    program._memory.clear()
+    one = replace(job(1), loss=lambda prediction, target: F.cross_entropy(prediction, target) / 2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="carpool: compiling failed")
+        [compiled] = carpool.train([one], device="cuda", compile=True, reporters=[])
+    [alone] = carpool.train([one], device="cuda", strategy="in_turn", reporters=[])
+    assert compiled.history["loss"] == pytest.approx(alone.history["loss"], rel=1e-3)

@@ -112,6 +112,12 @@ def solo_step(recipe: Recipe, case: Case) -> Alone:
     return Alone(loss, row.leaves, grads, largest_of, row.buffers, slots)
 
 
+def strict_step(recipe: Recipe, case: Case) -> Alone:
+    """The same in full precision, whatever the settings and the job say."""
+    with precision.strictly():
+        return solo_step(recipe, case)
+
+
 def _largest(tensors: Iterable[Tensor]) -> Tensor:
     """The largest absolute value in any of them, infinite ones left out."""
     each = [torch.where(tensor.isfinite(), tensor.abs(), 0.0).max() for tensor in tensors if tensor.numel()]

@@ -25,6 +25,7 @@ from torch.fx import GraphModule
 
 from carpool import recall
 from carpool.adapters.torch import precision, products
+from carpool.adapters.torch.numbers import inline_numbers
 from carpool.environment import cores
 from carpool.process.child import Child
 
@@ -78,6 +79,7 @@ def compiled(asked: Request) -> Callable[..., None]:
             torch.empty_strided(one.size, one.stride, dtype=one.dtype, device=one.device)
             for one in asked.shapes
         ]
+    inline_numbers(own, inputs)
     with torch.no_grad(), products.by_template():
         return inductor(own, inputs)  # type: ignore[return-value]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Arrays, in_precision
-from carpool.adapters.torch.check import Case, solo_step
+from carpool.adapters.torch.check import Alone, Case, solo_step, strict_step
 from carpool.adapters.torch.compare import compare
 from carpool.adapters.torch.inputs import read_inputs
 from carpool.adapters.torch.members import Members, stepping
@@ -226,23 +227,44 @@ class Kept:
         built, tensors, names = self._members.built, self._rows.tensors, self._rows.state_names
         rows = self._rows.active[:: -(-len(self._rows.active) // _MOST_CHECKED)]
         recipe = self._recipe(objective, clip_norm is not None)
-        with modes_kept([member.model for member in built]):
-            for part, training in self._members.modes:
-                part.training = training
-            alone = {row: solo_step(recipe, self._case(row, objective, each, clip_norm)) for row in rows}
         before = {name: tensors[name].clone() for name in names}
+
+        def case(row: int) -> Case:
+            return self._case(row, objective, each, clip_norm, tensors | before)
+
+        def strict(row: int) -> Alone:
+            with self._training():
+                return strict_step(recipe, case(row))
+
+        with self._training():
+            alone = {row: solo_step(recipe, case(row)) for row in rows}
         ready.run(objective)
         together = {name: tensors[name] for name in names} | {"sums": tensors["losses"][:, None]}
         for name, leaf in prefixed(tensors, "shared:").items():
             together[f"buffer:{name}"] = leaf.expand(len(self), *leaf.shape)
-        check = compare(recipe, 1, alone, together, dict(enumerate(built)))
+        check = compare(recipe, 1, alone, together, dict(enumerate(built)), strict)
         if check.mismatch is not None:
             for name, tensor in before.items():
                 tensors[name].copy_(tensor)
             raise _refused(check.mismatch)
 
-    def _case(self, row: int, objective: Objective, each: bool, clip_norm: float | None) -> Case:
-        member, tensors = self._members.built[row], self._rows.tensors
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """Inside, the members' models are in the modes they were in when they were given."""
+        with modes_kept([member.model for member in self._members.built]):
+            for part, training in self._members.modes:
+                part.training = training
+            yield
+
+    def _case(
+        self,
+        row: int,
+        objective: Objective,
+        each: bool,
+        clip_norm: float | None,
+        tensors: dict[str, Tensor],
+    ) -> Case:
+        member = self._members.built[row]
         own = {name: tensors[name][row].clone() for name in self._rows.state_names}
         own |= {f"fixed:{name}": leaf for name, leaf in prefixed(tensors, "shared:").items()}
         built = stepping(member, objective.function, Arrays(objective.leaves, objective.nest))

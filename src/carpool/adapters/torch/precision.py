@@ -1,12 +1,14 @@
 """How precisely the user lets torch multiply, and what a job's own `precision=` makes of it.
 
-Global settings are read, never changed. Torch has an older set of getters and a newer one; the older raise once a user
-has set one of the newer, so only those are read.
+Global settings are read, and changed only for a step that is compared (`strictly`). Torch has an older set of getters and a newer one;
+the older raise once a user has set one of the newer, so only those are read.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from operator import attrgetter
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+_strict: ContextVar[bool] = ContextVar("strict", default=False)
 PLACES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")
 
 
@@ -38,7 +41,7 @@ def recurs_in_tf32() -> bool:
 
 def computing_in(word: str, device: str) -> AbstractContextManager[object]:
     """What a job's `precision=` puts around its forward pass and loss on this type of device."""
-    lowered = computes_in_16_bits(word, device)
+    lowered = computes_in_16_bits(word, device) and not _strict.get()
     if word == "inherit" and not lowered:
         return nullcontext()
     kind = torch.get_autocast_dtype(device) if word == "inherit" else torch.bfloat16
@@ -54,6 +57,21 @@ def untouched(word: str, device: str) -> AbstractContextManager[object]:
 def computes_in_16_bits(word: str, device: str) -> bool:
     """Whether a job of this `precision=` computes in a 16-bit type on this type of device, as things are now."""
     return word == "bf16" or (word == "inherit" and torch.is_autocast_enabled(device))
+
+
+@contextmanager
+def strictly() -> Iterator[None]:
+    """Inside, nothing is computed in fewer bits than the weights have."""
+    before, token = settings(), _strict.set(True)
+    try:
+        for place in PLACES:
+            _place(place).fp32_precision = "ieee"
+        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        _strict.reset(token)
+        for place, word in zip(PLACES, before, strict=True):
+            _place(place).fp32_precision = word
 
 
 _NORMS = frozenset({F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm})
@@ -78,4 +96,8 @@ def _is_narrower(input: torch.Tensor, others: tuple[Any, ...]) -> bool:
 
 
 def _read(place: str) -> str:
-    return attrgetter(f"{place}.fp32_precision")(torch.backends)
+    return _place(place).fp32_precision
+
+
+def _place(name: str) -> Any:
+    return attrgetter(name)(torch.backends)

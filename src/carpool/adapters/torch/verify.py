@@ -10,7 +10,7 @@ from torch import Tensor
 from carpool.adapters.base import Check
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.build import Built
-from carpool.adapters.torch.check import solo_step
+from carpool.adapters.torch.check import Alone, solo_step, strict_step
 from carpool.adapters.torch.compare import compare
 from carpool.adapters.torch.feed import Feed
 from carpool.adapters.torch.full import is_full
@@ -70,7 +70,12 @@ class Verifier:
         if errors:
             raise RowsRaised(errors)
         together = self._together(chunk.size, rows)
-        return compare(self._recipe, chunk.size, alone, together, dict(enumerate(members.values())))
+
+        def strict(place: int) -> Alone:
+            case = self._feed.case(rows[place], cursors[rows[place]], 0, chunk.size)
+            return strict_step(self._recipe, case)
+
+        return compare(self._recipe, chunk.size, alone, together, dict(enumerate(members.values())), strict)
 
     def _together(self, size: int, rows: Sequence[int]) -> dict[str, Tensor]:
         """What the stack's step gives these rows, which have their tensors back afterwards."""
