@@ -1,5 +1,7 @@
 """Members' convolutions one by one, against torch's own rule, which makes one grouped convolution of them."""
 
+from operator import attrgetter
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from carpool.kernels import convolve
+from carpool.kernels.convolve import Form
 
 CASES = {
     "conv1d": (F.conv1d, 1, (4, 6, 9), (8, 3, 3), {"stride": 2, "padding": 1, "groups": 2}),
@@ -20,11 +23,15 @@ TRANSPOSED = {
 }
 
 
-@pytest.mark.parametrize("narrow", [True, False])
+FORMS = [Form(), Form(apart=True), Form(apart=True, channels_last=True)]
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shared", [False, True], ids=["own batches", "one batch"])
 @pytest.mark.parametrize("name", [*CASES, *TRANSPOSED])
-def test_values_and_gradients_equal_torchs(monkeypatch, name, shared, narrow):
+def test_values_and_gradients_equal_torchs(monkeypatch, name, shared, form):
     monkeypatch.setattr(convolve, "_KIND", "cpu")
+    monkeypatch.setattr(convolve, "_by_tensor_cores", lambda _: True)
     members = 3
     torchs, dims, input_sizes, weight_sizes, options = {**CASES, **TRANSPOSED}[name]
     ours = (convolve.convolution if name in CASES else convolve.transposed)(dims)
@@ -37,7 +44,7 @@ def test_values_and_gradients_equal_torchs(monkeypatch, name, shared, narrow):
 
     def objective(function):
         def value(w, b, x):
-            with convolve.narrow(narrow):
+            with convolve.formed(form):
                 made = function(x, w, b, **options)
             assert made is not NotImplemented
             return made.sin().sum()
@@ -53,7 +60,7 @@ def test_without_a_bias_and_without_the_inputs_gradient(monkeypatch):
     x, w = torch.randn(2, 3, 1, 8, dtype=torch.float64), torch.randn(2, 4, 1, 3, dtype=torch.float64)
 
     def gradient(function):
-        with convolve.narrow(True):
+        with convolve.formed(Form(apart=True)):
             return vmap(grad(lambda w, x: function(x, w).square().sum()))(w, x)
 
     torch.testing.assert_close(gradient(convolve.convolution(1)), gradient(F.conv1d))
@@ -70,15 +77,66 @@ def test_a_cpu_keeps_torchs_rule():
     assert convolve.convolution(2)(torch.randn(1, 1, 8, 8), torch.randn(1, 1, 3, 3)) is NotImplemented
 
 
-@pytest.mark.parametrize("narrow", [True, False])
-def test_only_a_narrow_stack_runs_its_members_one_by_one(monkeypatch, narrow):
+@pytest.mark.parametrize("form", FORMS)
+def test_only_a_narrow_stack_runs_its_members_one_by_one(monkeypatch, form):
     monkeypatch.setattr(convolve, "_KIND", "cpu")
     x, w = torch.randn(3, 2, 1, 8), torch.randn(3, 4, 1, 3)
 
     def convolved(x, w):
-        with convolve.narrow(narrow):
+        with convolve.formed(form):
             return convolve.convolution(1)(x, w)
 
     traced = make_fx(vmap(convolved))(x, w)
     calls = [node for node in traced.graph.nodes if node.target is torch.ops.aten.convolution.default]
-    assert len(calls) == (3 if narrow else 1)
+    assert len(calls) == (3 if form.apart else 1)
+
+
+@pytest.mark.parametrize(
+    ("form", "cores", "innermost"),
+    [(FORMS[2], True, True), (FORMS[2], False, False), (FORMS[1], True, False)],
+)
+def test_forward_and_backward_read_channels_innermost_where_tensor_cores_do(
+    monkeypatch, form, cores, innermost
+):
+    monkeypatch.setattr(convolve, "_KIND", "cpu")
+    monkeypatch.setattr(convolve, "_by_tensor_cores", lambda _: cores)
+    x, w = torch.randn(1, 2, 4, 5, 5), torch.randn(1, 6, 4, 3, 3)
+
+    def value(w, x):
+        with convolve.formed(form):
+            return convolve.convolution(2)(x, w).sin().sum()
+
+    traced = make_fx(vmap(grad(value, argnums=(0, 1))), tracing_mode="fake")(w, x)
+    ran = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+    nodes = [node for node in traced.graph.nodes if node.target in ran]
+    assert [node.target for node in nodes] == list(ran)
+    read = [arg.meta["val"] for node in nodes for arg in node.args[:3] if isinstance(arg, torch.fx.Node)]
+    assert len(read) == 5
+    assert all((tensor.stride(1) == 1) is innermost for tensor in read)
+
+
+def test_tensor_cores_compute_in_sixteen_bits_and_in_tf32():
+    assert convolve._by_tensor_cores(torch.bfloat16)
+    assert not convolve._by_tensor_cores(torch.float64)
+    place = attrgetter("cudnn.conv")(torch.backends)
+    before = place.fp32_precision
+    try:
+        for word in ("tf32", "ieee"):
+            place.fp32_precision = word
+            assert convolve._by_tensor_cores(torch.float32) is (word == "tf32")
+    finally:
+        place.fp32_precision = before
+
+
+@pytest.mark.parametrize(
+    ("members", "weights", "expected"),
+    [
+        (4, [(128, 64, 3, 3)], FORMS[2]),
+        (5, [(128, 64, 3, 3)], FORMS[0]),
+        (1, [(64, 64, 3, 3), (10, 4096), (10,)], FORMS[1]),
+        (1, [(16, 80, 3)], FORMS[1]),
+        (1, [], FORMS[1]),
+    ],
+)
+def test_the_form_is_a_rule_of_width_and_shapes(members, weights, expected):
+    assert convolve.form(members, weights) == expected

@@ -75,12 +75,12 @@ def lent(seed: Any, step: Any, phase: int = 0) -> Iterator[Keyed]:
 
 
 @contextmanager
-def stacked(seed: Any, step: Any, phase: int = 0, narrow: bool = False) -> Iterator[Keyed]:
+def stacked(seed: Any, step: Any, phase: int = 0, form: convolve.Form = convolve.TOGETHER) -> Iterator[Keyed]:
     """A member's step inside a stack, or a phase of it. `seed` and `step` are the member's own, batched by vmap."""
     with (
         Keyed(seed, step, operators=STACKED, phase=phase) as key,
         checkpoint.inlined(),
-        convolve.narrow(narrow),
+        convolve.formed(form),
     ):
         for module, names in _UNSEEN:
             with patched(module, **names):

@@ -32,7 +32,7 @@ from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.template import template
 from carpool.adapters.torch.window import Window
 from carpool.job import Job
-from carpool.kernels.convolve import MOST_UNROLLED
+from carpool.kernels.convolve import form
 from carpool.kernels.updates import UNFUSED, UPDATES
 from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Course, Cursor, cut
@@ -192,6 +192,7 @@ def make_recipe(members: Sequence[Known]) -> Recipe:
     """The recipe of a structure, with templates of its model that hold no memory of their own."""
     known = members[0]
     bare = template(known.built.model)
+    shapes = [parameter.shape for parameter in known.built.model.parameters()]
     return Recipe(
         layout=make_layout(known.built, known.probe.idle),
         training=bare,
@@ -209,7 +210,7 @@ def make_recipe(members: Sequence[Known]) -> Recipe:
         precision=known.built.job.precision,
         shared=shared_leaves(members),
         alike=reads_alike(members),
-        narrow=len(members) <= MOST_UNROLLED,
+        form=form(len(members), shapes),
     )
 
 

@@ -18,6 +18,7 @@ from carpool.adapters.torch.build import Step
 from carpool.adapters.torch.layout import Layout
 from carpool.adapters.torch.precision import WideNorms, untouched
 from carpool.adapters.torch.probe import Stepped, call
+from carpool.kernels.convolve import TOGETHER, Form
 from carpool.kernels.table import batched_or_refused, stacked
 from carpool.kernels.updates import clipped
 
@@ -52,13 +53,13 @@ class Recipe:
     """Leaves that are one tensor for all members."""
     alike: bool = False
     """Whether all members read the same batches."""
-    narrow: bool = False
-    """Whether so few members were opened together that convolutions run one by one."""
+    form: Form = TOGETHER
+    """How convolutions are computed."""
 
     @property
     def sharing(self) -> Hashable:
         """What a step has baked in of what its members have in common."""
-        return (tuple(sorted(self.shared)), self.alike, self.narrow)
+        return (tuple(sorted(self.shared)), self.alike, self.form)
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -109,7 +110,7 @@ def _take_phase(
         step: Tensor,
         place: Tensor,
     ) -> Any:
-        with stacked(seed, step, number, recipe.narrow), WideNorms():
+        with stacked(seed, step, number, recipe.form), WideNorms():
             leaves = {**learning, **fixed, **buffers, **shared}
             values, after = call(module, leaves, recipe.batch(batch), place)
         shown = torch.stack([values[name].detach().to(torch.float64) for name in phase.values])
@@ -154,7 +155,7 @@ def evaluate_step(recipe: Recipe, size: int, shared: bool) -> Callable[[Tensors]
     def member(
         once: Tensors, leaves: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor, number: Tensor
     ) -> Tensor:
-        with stacked(seed, step, narrow=recipe.narrow), WideNorms():
+        with stacked(seed, step, form=recipe.form), WideNorms():
             values, _ = call(module, {**leaves, **once}, recipe.validation_batch(batch), number)
         return torch.stack([values[name].to(torch.float64) for name in recipe.evaluated])
 
