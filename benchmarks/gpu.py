@@ -28,8 +28,8 @@ COMPARED = 2  # models whose weights are compared
 Say = Callable[[str], None]
 NOTES = (
     "carpool's figure is a whole warm call of `carpool.train`: jobs built, planned, the first step checked against"
-    " members alone, trained, results read. Once open is the pace from chunk to chunk inside it; of calls of fewer than eight epochs,"
-    " from the first check to the last epoch's end.",
+    " members alone, trained, results read. Once open is the pace from chunk to chunk inside it, once all its groups are open; of calls of fewer than"
+    " eight epochs, from the first check to the last epoch's end.",
     "The peers' figures are steady ones: state, data and the order of the samples are already on the device.",
     "The eager loop and the compiled + captured one train one model: what its step takes does not depend on how many models follow."
     f" Threads and processes train {COUNT} models, in the narrowest row of a structure.",
@@ -46,14 +46,14 @@ SIZES = (  # one of each structure first: a run that is cut short has all of the
     Size("mlp", 256, 24),
     Size("cnn", 16, 10),
     Size("tfm", 16, 10),
-    Size("resnet", 8, 6),
+    Size("resnet", 8, 24),
     Size("tiny", 4096, 24),
     Size("tiny", 16, 64),
     Size("mlp", 16, 96),
     Size("mlp", 1024, 8),
-    Size("cnn", 64, 4),
-    Size("tfm", 128, 3),
-    Size("resnet", 32, 2),
+    Size("cnn", 64, 8),
+    Size("tfm", 128, 8),
+    Size("resnet", 32, 8),
     Size("mlp", 1, 96),
     Size("tfm", 1, 24),
 )

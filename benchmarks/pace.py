@@ -18,14 +18,19 @@ class Pace:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._chunks: list[tuple[float, int]] = []
+        self._groups: set[int] = set()
+        self._begun = 0
 
     def __call__(self, event: Event) -> None:
         assert isinstance(event, GroupAdvanced), event
+        if event.group not in self._groups:  # until then some were being opened
+            self._groups.add(event.group)
+            self._begun = len(self._chunks)
         self._chunks.append((self._clock(), event.steps))
 
     def window(self) -> Window | None:
-        """From chunk to chunk; None of a run of too few chunks to tell."""
-        seen = self._chunks[self.ahead :]
+        """From chunk to chunk, once every group has had one; None of a run of too few chunks to tell."""
+        seen = self._chunks[self._begun + self.ahead :]
         if len(seen) < 2:
             return None
         return Window(seen[-1][0] - seen[0][0], sum(steps for _, steps in seen[1:]))

@@ -253,6 +253,17 @@ def test_the_first_step_and_the_pace_are_heard() -> None:
     assert (pace.window(), pace.rate) == (Window(2.0, 14), 7.0)
 
 
+def test_the_pace_of_several_groups_begins_when_the_last_is_open() -> None:
+    times = iter(range(100))
+    pace = Pace(clock=lambda: next(times))
+    for group in (0, 0, 0, 1, 0, 1, 2):
+        pace(GroupAdvanced(group, 4))
+    assert pace.window() is None
+    for group in (0, 1, 2, 0, 1):
+        pace(GroupAdvanced(group, 4))
+    assert pace.window() == Window(1.0, 4)
+
+
 # The whole run
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -336,3 +337,18 @@ def test_a_budget_below_the_need_is_refused(measured: Footprint | None, needed: 
 def test_a_budget_that_suffices_is_fine():
     (group,) = planned(spec("a", budget_bytes=9 * MIB), footprint=lambda _: Footprint(0, 7 * MIB)).groups
     assert group.memory.measured
+
+
+def test_jobs_that_keep_the_device_busy_are_planned_apart_and_nothing_is_traced_or_timed_for_a_stack():
+    def asked(*_: Any) -> None:
+        pytest.fail("asked")
+
+    jobs = [replace(spec(name), busy="one is enough") for name in "abc"]
+    made = make_plan(jobs, asked, device="cuda:0", free_bytes=8 * GIB, tried=asked, narrowed=asked)
+    assert [(group.strategy, group.names) for group in made.groups] == [
+        ("interleaved", (name,)) for name in "abc"
+    ]
+    assert "because one is enough" in made.explain()
+    assert [group.names for group in planned(*jobs, strategy="fused").groups] == [("a", "b", "c")]
+    with pytest.raises(FusionError, match="no rule"):
+        planned(*jobs, strategy="fused", refusal="no rule")

@@ -38,7 +38,7 @@ def _apart(candidate: Candidate, strategy: str) -> Choice | None:
     if strategy != "isolated" and (needed is None or strategy != "auto"):
         return None
     reason = 'strategy="isolated" was asked for' if strategy == "isolated" else str(needed)
-    slower = candidate.trial is not None and not candidate.trial.pays
+    slower = candidate.busy or (candidate.trial is not None and not candidate.trial.pays)
     if len(candidate.specs) == 1 or candidate.refusal is not None or slower:
         return Choice("isolated", reason)
     return Choice("isolated", f"{reason}; {len(candidate.specs)} jobs of one structure share a worker", True)
@@ -77,6 +77,12 @@ def _alone(candidate: Candidate, strategy: str) -> Choice | None:
     return Choice("interleaved", f"no other job has its structure{why}{_and_hold(candidate)}")
 
 
+def _keeps_it_busy(candidate: Candidate, strategy: str) -> Choice | None:
+    if not candidate.busy or strategy == "fused":
+        return None
+    return Choice("interleaved", candidate.busy)
+
+
 def _slower_together(candidate: Candidate, strategy: str) -> Choice | None:
     trial = candidate.trial
     if trial is None or trial.pays or strategy == "fused":
@@ -101,6 +107,7 @@ RULES: tuple[Rule, ...] = (
     _apart,
     _holds_the_lock,
     _alone,
+    _keeps_it_busy,
     _cannot_stack,
     _slower_together,
     _stack,
@@ -118,9 +125,9 @@ def check_strategy(strategy: str) -> None:
 
 
 def choose_all(found: Sequence[Candidate], strategy: str, holds: Holds) -> list[tuple[Candidate, Choice]]:
-    """A choice for each. `holds` is asked for those that would share one interpreter with others, unfused."""
+    """A choice for each. `holds` is asked for those that would share one interpreter with others, unfused, unless they wait for the device."""
     first = [(candidate, choose(candidate, strategy)) for candidate in found]
-    beside = [candidate for candidate, choice in first if choice.strategy == "interleaved"]
+    beside = [one for one, choice in first if choice.strategy == "interleaved" and not one.busy]
     if sum(len(candidate.specs) for candidate in beside) < 2:
         return first
     held = {id(candidate): replace(candidate, hold=holds(candidate.specs)) for candidate in beside}

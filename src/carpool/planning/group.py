@@ -33,6 +33,11 @@ class Candidate:
     hold: Hold | None = None
     """How much of their step holds Python's lock, where there are other jobs that it would hold up."""
 
+    @property
+    def busy(self) -> str:
+        """Why one of them leaves the device no room for another, if it does."""
+        return self.specs[0].busy
+
 
 def candidates(specs: Sequence[ModelSpec], refusal: Refusal) -> tuple[Candidate, ...]:
     """The specs by structure. `refusal` is asked once for each structure with more than one job."""

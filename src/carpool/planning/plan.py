@@ -88,7 +88,7 @@ def make_plan(
 ) -> Plan:
     """Groups the specs by structure and gives each group its strategy, width and reason."""
     check_fits(specs, free_bytes)
-    found = candidates(specs, refusal)
+    found = candidates(specs, refusal if strategy == "fused" else _unless_busy(refusal))
     wanted = _measured(found, free_bytes)
     footprints = [
         footprint(one.specs) if is_wanted else None for one, is_wanted in zip(found, wanted, strict=True)
@@ -114,6 +114,11 @@ def make_plan(
     return Plan(tuple(groups), device, free_bytes, rejected or {})
 
 
+def _unless_busy(refusal: Refusal) -> Refusal:
+    """Nobody asks whether jobs can be stacked that will not be: tracing a large step takes seconds."""
+    return lambda specs: None if specs[0].busy else refusal(specs)
+
+
 def _measured(found: Sequence[Candidate], free_bytes: int) -> list[bool]:
     """Whose footprint is measured, which takes two traces of the step: who has a budget, and where memory is scarce every stack.
 
@@ -130,7 +135,7 @@ def _measured(found: Sequence[Candidate], free_bytes: int) -> list[bool]:
 def _narrowed(candidate: Candidate, limit: int, narrowed: Narrowed) -> Candidate:
     """With what is known of narrower stacks than the memory allows."""
     widest = slices(candidate.specs, limit)[0]
-    if candidate.refusal is not None or len(widest) == 1:
+    if candidate.refusal is not None or candidate.busy or len(widest) == 1:
         return candidate
     return replace(candidate, narrowing=narrowed(widest))
 
@@ -156,7 +161,7 @@ def _cut(candidate: Candidate, limit: int, parts: int) -> str:
 
 def _tried(candidate: Candidate, limit: int, tried: Tried) -> Candidate:
     """With what a stack of them gains, at the width that it would have."""
-    if candidate.refusal is not None:
+    if candidate.refusal is not None or candidate.busy:
         return candidate
     widest = slices(candidate.specs, limit)[0]
     return replace(candidate, trial=tried(widest)) if len(widest) > 1 else candidate

@@ -29,6 +29,8 @@ class ModelSpec:
     budget_bytes: int | None = None
     apart: str = ""
     """Why the job needs a process of its own, if it does."""
+    busy: str = ""
+    """Why one such job leaves the device no room for others, if it does: a stack of them would gain nothing."""
     note: str = ""
     """What else the plan should say of the job, such as what one of its callbacks costs."""
 

@@ -156,7 +156,12 @@ class TorchFuser(Fuser):
     def open(
         self, jobs: Sequence[Job], width: int, device: str, prepared: Prepared = lambda *_: None
     ) -> StackedSession:
-        return self._opened(jobs, width, device, self._compile, prepared)
+        stacks = self._stacks.get(self._known(jobs[0]).signature, 1)
+        return self._opened(jobs, width, device, self._compile, prepared, stacks)
+
+    def open_alone(self, job: Job, device: str, stacks: int) -> StackedSession:
+        """A stack of one job, of so many that run the same steps."""
+        return self._opened([job], 1, device, self._compile, stacks=stacks)
 
     def _opened(
         self,
@@ -165,9 +170,9 @@ class TorchFuser(Fuser):
         device: str,
         compile: str | bool,
         prepared: Prepared = lambda *_: None,
+        stacks: int = 1,
     ) -> StackedSession:
         known = [self._known(job) for job in jobs]
-        stacks = self._stacks.get(known[0].signature, 1)
         return StackedSession(
             make_recipe(known), known, width, device, self._store, compile, prepared, self._known, stacks
         )

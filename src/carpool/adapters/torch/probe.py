@@ -20,6 +20,7 @@ from torch.func import functional_call
 from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Arrays, Built, Step
 from carpool.adapters.torch.phases import combined
+from carpool.adapters.torch.work import Convolved
 from carpool.errors import CarpoolError
 from carpool.kernels.recurrent import lent
 from carpool.kernels.refusal import Unstackable as Refused
@@ -66,6 +67,8 @@ class Probe:
     saved_bytes: int = 0
     random: bool = True
     failure: str | None = None
+    convolved: int = 0
+    """Floating-point operations in convolutions, of a forward pass."""
 
     @cached_property
     def idle(self) -> frozenset[str]:
@@ -136,6 +139,7 @@ def _probe(built: Built, fake: FakeTensorMode, held: Sequence[frozenset[str]]) -
         reach=lambda: frozenset().union(*(one.reach() for one in shown)),
         saved_bytes=max(one.saved_bytes for one in shown),
         random=any(one.random for one in shown),
+        convolved=sum(one.convolved for one in shown),
         failure=None if written is None else f"its forward pass writes into the parameter {written!r}",
     )
 
@@ -148,6 +152,7 @@ class _Shown:
     reach: Callable[[], frozenset[str]]
     saved_bytes: int
     random: bool
+    convolved: int
 
 
 def _probe_phase(
@@ -165,7 +170,8 @@ def _probe_phase(
         saved.append(tensor.nbytes)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), stacked(0, 0, number) as key:
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with hooks, stacked(0, 0, number) as key, Convolved() as work:
         values, _ = call(Stepped(built.model, phase.step), leaves, batch, _empty_place())
 
     def reach() -> frozenset[str]:
@@ -174,7 +180,7 @@ def _probe_phase(
             grads = torch.autograd.grad(values[phase.loss], wanted, allow_unused=True)
         return frozenset(name for name, grad in zip(learning, grads, strict=True) if grad is None)
 
-    return _Shown(_loss_first(values, phase.loss), reach, sum(saved), key.drawn)
+    return _Shown(_loss_first(values, phase.loss), reach, sum(saved), key.drawn, work.flops)
 
 
 def _empty_place() -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.stack import initial_states
 from carpool.adapters.torch.store import Store, key_of
 from carpool.adapters.torch.streams import Streamed, Streams, is_stream
+from carpool.adapters.torch.work import busy
 from carpool.errors import DeviceError, ModelError, sentence
 from carpool.job import Job
 from carpool.kernels.updates import UPDATES
@@ -52,6 +54,7 @@ class TorchAdapter(Adapter):
         self._known: dict[Job, Known] = {}
         self._owners: dict[int, tuple[Any, str]] = {}
         self._probes: dict[Signature, Probe] = {}
+        self._alike: Counter[Signature] = Counter()
         self._made: dict[int, tuple[Any, Any]] = {}
         self._kept: dict[int, tuple[Any, Any]] = {}
         self._store = Store()
@@ -88,6 +91,7 @@ class TorchAdapter(Adapter):
             self._probes[signature] = probe(built, behaviour)
         shown = self._probes[signature]
         course = _course(built)
+        self._alike[signature] += job not in self._known
         self._known[job] = Known(built, shown, signature, course)
         held = (*built.data.tensors, *(built.validation.tensors if built.validation else ()))
         data: dict[Hashable, int] = {key_of(tensor): tensor.nbytes for tensor in held}
@@ -100,6 +104,7 @@ class TorchAdapter(Adapter):
             shown.saved_bytes,
             tuple(data.items()),
             None if job.budget is None else size(job.budget),
+            busy=busy(shown.convolved, self._place()),
         )
 
     def _build(self, job: Job) -> Built:
@@ -167,7 +172,8 @@ class TorchAdapter(Adapter):
         known = self._known[job]
         wanted = self.compile is True or (device.startswith("cuda") and _is_long(known.course))
         if wanted and not (plain or exact) and not self._stacker.refusal([job]):
-            return self._stacker.open([job], 1, device)  # a stack of one: compiled, and captured on a GPU
+            # A stack of one: compiled, and captured on a GPU.
+            return self._stacker.open_alone(job, device, self._alike[known.signature])
         return SoloSession(
             known.built, known.course, device, self._store, known.probe.random, quick=not exact
         )
