@@ -23,6 +23,7 @@ TRANSPOSED = {
 }
 
 
+CPU = torch.device("cpu")
 FORMS = [Form(), Form(apart=True), Form(apart=True, channels_last=True)]
 
 
@@ -31,7 +32,7 @@ FORMS = [Form(), Form(apart=True), Form(apart=True, channels_last=True)]
 @pytest.mark.parametrize("name", [*CASES, *TRANSPOSED])
 def test_values_and_gradients_equal_torchs(monkeypatch, name, shared, form):
     monkeypatch.setattr(convolve, "_KIND", "cpu")
-    monkeypatch.setattr(convolve, "_by_tensor_cores", lambda _: True)
+    monkeypatch.setattr(convolve, "_by_tensor_cores", lambda *_: True)
     members = 3
     torchs, dims, input_sizes, weight_sizes, options = {**CASES, **TRANSPOSED}[name]
     ours = (convolve.convolution if name in CASES else convolve.transposed)(dims)
@@ -99,7 +100,7 @@ def test_forward_and_backward_read_channels_innermost_where_tensor_cores_do(
     monkeypatch, form, cores, innermost
 ):
     monkeypatch.setattr(convolve, "_KIND", "cpu")
-    monkeypatch.setattr(convolve, "_by_tensor_cores", lambda _: cores)
+    monkeypatch.setattr(convolve, "_by_tensor_cores", lambda *_: cores)
     x, w = torch.randn(1, 2, 4, 5, 5), torch.randn(1, 6, 4, 3, 3)
 
     def value(w, x):
@@ -115,15 +116,30 @@ def test_forward_and_backward_read_channels_innermost_where_tensor_cores_do(
     assert all((tensor.stride(1) == 1) is innermost for tensor in read)
 
 
+@pytest.mark.parametrize(("groups", "innermost"), [(1, True), (2, False), (4, True)])
+def test_groups_of_several_channels_stay_as_they_are(monkeypatch, groups, innermost):
+    monkeypatch.setattr(convolve, "_by_tensor_cores", lambda *_: True)
+    x, w = torch.randn(2, 4, 5, 5), torch.randn(8, 4 // groups, 3, 3)
+    read = convolve._laid_out(FORMS[2], w, groups, x)
+    assert read[0].is_contiguous(memory_format=torch.channels_last) is innermost
+    assert torch.equal(read[0], x)
+    assert torch.equal(read[1], w)
+
+
+def test_older_gpus_have_none_for_single_precision(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert not convolve._by_tensor_cores(torch.float32, torch.device("cuda"))
+
+
 def test_tensor_cores_compute_in_sixteen_bits_and_in_tf32():
-    assert convolve._by_tensor_cores(torch.bfloat16)
-    assert not convolve._by_tensor_cores(torch.float64)
+    assert convolve._by_tensor_cores(torch.bfloat16, CPU)
+    assert not convolve._by_tensor_cores(torch.float64, CPU)
     place = attrgetter("cudnn.conv")(torch.backends)
     before = place.fp32_precision
     try:
         for word in ("tf32", "ieee"):
             place.fp32_precision = word
-            assert convolve._by_tensor_cores(torch.float32) is (word == "tf32")
+            assert convolve._by_tensor_cores(torch.float32, CPU) is (word == "tf32")
     finally:
         place.fp32_precision = before
 

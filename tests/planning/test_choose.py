@@ -169,10 +169,3 @@ def test_jobs_that_keep_the_device_busy_are_not_stacked_unless_that_is_asked_for
     assert choose(replace(busy, refusal="no")) == Choice("interleaved", "one is enough")
     [(_, alone)] = choose_all([replace(busy, specs=busy.specs[:1])], "auto", lambda _: None)
     assert alone.reason == "no other job has its structure"
-
-
-def test_nobody_asks_who_holds_the_lock_of_jobs_that_wait_for_the_device():
-    made = candidate(3)
-    busy = replace(made, specs=tuple(replace(spec, busy="one is enough") for spec in made.specs))
-    [(_, chosen)] = choose_all([busy], "auto", lambda _: pytest.fail("asked"))
-    assert chosen.strategy == "interleaved"

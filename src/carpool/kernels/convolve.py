@@ -120,14 +120,19 @@ def _run(input: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...
     return _Convolve.apply(input, weight, bias, (_form.get(), how))
 
 
-def _laid_out(tensor: Tensor, form: Form) -> Tensor:
-    """A tensor that a convolution reads, in its form."""
-    if not form.channels_last or tensor.dim() != 4 or not _by_tensor_cores(tensor.dtype):
-        return tensor
-    return tensor.contiguous(memory_format=torch.channels_last)
+def _laid_out(form: Form, weight: Tensor, groups: int, *others: Tensor) -> list[Tensor]:
+    """What a convolution reads, its weight last, in its form. In groups of several channels, channels innermost are far slower."""
+    read = [*others, weight]
+    if not form.channels_last or weight.dim() != 4 or (groups > 1 and weight.shape[1] > 1):
+        return read
+    if not _by_tensor_cores(weight.dtype, weight.device):
+        return read
+    return [tensor.contiguous(memory_format=torch.channels_last) for tensor in read]
 
 
-def _by_tensor_cores(dtype: torch.dtype) -> bool:
+def _by_tensor_cores(dtype: torch.dtype, device: torch.device) -> bool:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:
+        return False
     if dtype == torch.float32:
         return attrgetter("cudnn.conv.fp32_precision")(torch.backends) == "tf32"
     return dtype in (torch.bfloat16, torch.float16)
@@ -139,7 +144,7 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...]) -> Tensor:
         form, options = how
-        return _aten.convolution(_laid_out(input, form), _laid_out(weight, form), bias, *options)
+        return _aten.convolution(*_laid_out(form, weight, options[-1], input), bias, *options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -171,8 +176,8 @@ class _Gradient(torch.autograd.Function):
     ) -> Any:
         form, options = how
         sizes = None if bias_sizes is None else list(bias_sizes)
-        given = [_laid_out(tensor, form) for tensor in (grad, input, weight)]
-        made = _aten.convolution_backward(*given, sizes, *options, list(wanted))
+        read = _laid_out(form, weight, options[-1], grad, input)
+        made = _aten.convolution_backward(*read, sizes, *options, list(wanted))
         return tuple(grad.new_empty(0) if part is None else part for part in made)
 
     @staticmethod

@@ -125,9 +125,9 @@ def check_strategy(strategy: str) -> None:
 
 
 def choose_all(found: Sequence[Candidate], strategy: str, holds: Holds) -> list[tuple[Candidate, Choice]]:
-    """A choice for each. `holds` is asked for those that would share one interpreter with others, unfused, unless they wait for the device."""
+    """A choice for each. `holds` is asked for those that would share one interpreter with others, unfused."""
     first = [(candidate, choose(candidate, strategy)) for candidate in found]
-    beside = [one for one, choice in first if choice.strategy == "interleaved" and not one.busy]
+    beside = [candidate for candidate, choice in first if choice.strategy == "interleaved"]
     if sum(len(candidate.specs) for candidate in beside) < 2:
         return first
     held = {id(candidate): replace(candidate, hold=holds(candidate.specs)) for candidate in beside}

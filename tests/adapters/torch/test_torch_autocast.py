@@ -1,7 +1,9 @@
 """`precision=`: forward pass and loss under autocast, alone and fused; weights and optimizer keep their type."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -112,23 +114,76 @@ def test_the_check_is_loose_where_autocast_computes_and_strict_in_float64():
     assert tolerance(torch.float64, cpu, False, lowered=True) == tolerance(torch.float64, cpu, False)
 
 
+def deep() -> nn.Module:
+    """Enough layers to amplify what bfloat16 rounds off."""
+    blocks = [
+        nn.Sequential(nn.Conv2d(2 if not i else 6, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
+        for i in range(6)
+    ]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3))
+
+
+OPTIMIZERS = [partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.Adam, lr=0.01)]
+
+
+def deep_jobs(optimizer: partial[torch.optim.Optimizer] = OPTIMIZERS[0]) -> list[carpool.Job]:
+    torch.manual_seed(1)
+    data = (torch.randn(32, 2, 8, 8), torch.randint(0, 3, (32,)))
+    given = {"optimizer": optimizer, "epochs": 1, "validation_data": None}
+    return [replace(job("bf16", seed, deep, **given), data=data) for seed in range(3)]
+
+
 @pytest.fixture
-def nothing_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tolerance of low precision is none at all: what is rounded differently is beyond it."""
-    monkeypatch.setattr(compare, "tolerance", lambda *_: compare.Tolerance(1e-12, 5e-2))
+def less_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So little that a network of a few layers is beyond it, as a ResNet is beyond what is allowed."""
+    monkeypatch.setattr(compare, "tolerance", lambda *_: compare.Tolerance(1e-3, 5e-2))
 
 
-@pytest.mark.usefixtures("nothing_is_allowed")
-def test_a_step_may_differ_by_as_much_as_its_precision_makes_of_a_member_alone():
-    results = train([job("bf16", seed, mlp) for seed in range(3)], "fused")
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """For whom full precision was asked."""
+    seen: list[object] = []
+    real = verify.strict_step
+    monkeypatch.setattr(verify, "strict_step", lambda *given: seen.append(given) or real(*given))
+    return seen
+
+
+@pytest.mark.usefixtures("less_is_allowed")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_may_differ_by_as_much_as_its_precision_makes_of_a_member_alone(
+    asked: list[object], optimizer: partial[torch.optim.Optimizer]
+):
+    results = train(deep_jobs(optimizer), "fused")
     assert {result.strategy for result in results} == {"fused"}
+    assert asked
 
 
-@pytest.mark.usefixtures("nothing_is_allowed")
-def test_a_step_that_differs_by_more_than_that_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(verify, "strict_step", verify.solo_step)  # as if nothing were rounded off
-    with pytest.raises(FusionError, match=r"differs from its step alone.*\(allowed: 1e-12\)"):
-        train([job("bf16", seed, mlp) for seed in range(3)], "fused")
+@pytest.mark.usefixtures("less_is_allowed")
+@pytest.mark.parametrize("times", [-1.0, 10.0], ids=["backward", "too far"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_wrong_step_is_refused_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, optimizer: partial[torch.optim.Optimizer], times: float
+):
+    real = verify.Verifier._together
+
+    def falsified(self: verify.Verifier, size: int, rows: list[int]) -> dict[str, torch.Tensor]:
+        before = self._tensors["weights"][rows].clone()
+        found = real(self, size, rows)
+        return found | {"weights": before + times * (found["weights"] - before)}
+
+    monkeypatch.setattr(verify.Verifier, "_together", falsified)
+    with pytest.raises(FusionError, match="differs from its step alone"):
+        train(deep_jobs(optimizer), "fused")
+
+
+@pytest.mark.usefixtures("less_is_allowed")
+def test_what_only_runs_in_low_precision_is_compared_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    def fails(*_: object) -> None:
+        raise RuntimeError("mat1 and mat2 must have the same dtype")
+
+    monkeypatch.setattr(verify, "strict_step", fails)
+    with pytest.raises(FusionError, match=r"differs from its step alone.*\(allowed: 1e-03\)"):
+        train(deep_jobs(), "fused")
 
 
 def test_an_optimizer_that_keeps_other_things_is_refused_in_any_precision(monkeypatch: pytest.MonkeyPatch):
@@ -145,14 +200,30 @@ def test_in_full_precision_nobody_asks_for_more(monkeypatch: pytest.MonkeyPatch)
         train([job("float32", seed, mlp) for seed in range(3)], "fused")
 
 
-def test_strictly_nothing_is_lowered_and_settings_come_back():
-    before = precision.settings()
+def test_strictly_nothing_is_lowered():
     with torch.autocast("cpu", torch.bfloat16):
         with precision.strictly():
             assert set(precision.settings()) == {"ieee"}
             with precision.computing_in("bf16", "cpu"):
                 assert not torch.is_autocast_enabled("cpu")
         assert torch.is_autocast_enabled("cpu")
-    assert precision.settings() == before
     with precision.computing_in("bf16", "cpu"):
         assert torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("outer", ["none", "tf32", "ieee"])
+def test_strictly_settings_come_back_and_still_follow_what_they_inherit(outer: str):
+    place: Any = torch.backends
+    try:
+        place.fp32_precision = outer
+        before = precision.settings()
+        place.fp32_precision = "ieee"
+        follows = precision.settings()
+        place.fp32_precision = outer
+        with precision.strictly():
+            pass
+        assert (place.fp32_precision, precision.settings()) == (outer, before)
+        place.fp32_precision = "ieee"
+        assert precision.settings() == follows
+    finally:
+        place.fp32_precision = "none"

@@ -666,6 +666,21 @@ def test_objectives_that_reach_other_parameters_are_refused():
         stack.step(xs[0], step=lambda model, x: (model.used(x) + model.unused(x)).mean())
 
 
+def test_a_step_that_cannot_be_compared_leaves_no_trace_either(monkeypatch):
+    models, optimizers = made(plain, sgd)
+    start = copy.deepcopy(models[0].state_dict())
+    stack = carpool.Stack(models, optimizers)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(keep, "compare", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        stack.step(F.cross_entropy, xs[0], ys[0])
+    for name, leaf in stack[0].state_dict().items():
+        assert torch.equal(leaf, start[name])
+
+
 def test_a_step_that_differs_from_the_members_alone_is_refused_and_leaves_no_trace(monkeypatch):
     models, optimizers = made(plain, sgd)
     start = copy.deepcopy(models[0].state_dict())

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 import carpool
 from carpool.adapters.torch import train
+from carpool.adapters.torch.behaviour import behaviour
+from carpool.adapters.torch.probe import probe
 from carpool.adapters.torch.train import TorchAdapter
 from carpool.adapters.torch.work import Convolved, busy, told
 
@@ -33,6 +35,31 @@ def test_a_multiplication_and_an_addition_for_each_weight_that_a_number_meets(
     with FakeTensorMode(allow_non_fake_inputs=True), Convolved() as counted:
         layer(torch.empty(sizes))
     assert counted.flops == flops
+
+
+def test_by_name_and_from_a_frozen_trunk():
+    x, weight = torch.randn(2, 3, 5, 5), torch.randn(8, 3, 3, 3, requires_grad=True)
+    with Convolved() as counted:
+        F.conv2d(weight=weight, input=x)
+    assert counted.flops == 2 * (2 * 8 * 9) * 27
+    with Convolved() as counted:
+        F.conv2d(x, weight.detach())
+    assert counted.flops == 0  # a stack computes it once for all its members
+
+
+def test_models_with_branches_are_probed_as_before():
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolve = nn.Conv2d(1, 2, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = self.convolve(x).flatten(1)
+            return torch.cond(made.sum() > 0, torch.sin, torch.cos, (made,))
+
+    built = TorchAdapter()._build(replace(job(0), model=Branching))
+    shown = probe(built, behaviour)
+    assert (shown.failure, shown.convolved) == (None, 2 * (4 * 2 * 4) * 9)
 
 
 def test_a_small_gpu_is_busy_sooner_and_a_cpu_never():

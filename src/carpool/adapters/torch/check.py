@@ -112,10 +112,18 @@ def solo_step(recipe: Recipe, case: Case) -> Alone:
     return Alone(loss, row.leaves, grads, largest_of, row.buffers, slots)
 
 
-def strict_step(recipe: Recipe, case: Case) -> Alone:
+@dataclass(frozen=True)
+class Strict:
+    """What a step alone gives in full precision, and the weights before it."""
+
+    step: Alone
+    before: Mapping[str, Tensor]
+
+
+def strict_step(recipe: Recipe, case: Case) -> Strict:
     """The same in full precision, whatever the settings and the job say."""
     with precision.strictly():
-        return solo_step(recipe, case)
+        return Strict(solo_step(recipe, case), recipe.layout.row(case.tensors["weights"]))
 
 
 def _largest(tensors: Iterable[Tensor]) -> Tensor:

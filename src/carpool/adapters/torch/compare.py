@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from carpool.adapters.base import Check
-from carpool.adapters.torch import precision
+from carpool.adapters.torch import noise, precision
 from carpool.adapters.torch.build import Built
-from carpool.adapters.torch.check import Alone
+from carpool.adapters.torch.check import Alone, Strict
 from carpool.adapters.torch.differences import Alones, Differences, Together, alike
+from carpool.adapters.torch.full import is_full
 from carpool.adapters.torch.stacked import Recipe
 
 
@@ -30,7 +32,6 @@ class Tolerance:
 
 
 _FULL = Tolerance(1e-4, 1e-5)  # of single precision
-_AGAIN = 3  # times what a member's own rounding makes of it: that of two steps, and no two are alike
 
 
 def tolerance(
@@ -59,39 +60,52 @@ def compare(
     alone: Mapping[int, Alone],
     together: Mapping[str, Tensor],
     members: Mapping[int, Built],
-    strict: Callable[[int], Alone],
+    strict: Callable[[int], Strict],
 ) -> Check:
     """The largest difference, and the first member beyond the tolerance, in words.
 
     Where the precision is low, and deep networks amplify what it rounds off, a member may differ from itself by more than the tolerance.
-    So who is beyond it there is computed once more alone, by `strict`, in full precision: as far as that is from the member alone, the
-    fused step may be too, and as far again for its own rounding.
+    So who is beyond it there is computed once more alone, by `strict`, in full precision, which tells what is rounding (`noise.py`).
     """
     device = together["weights"].device
     allowed, loose = _allowed(recipe, device, members)
-    worst, beyond = 0.0, {}
+    worst, beyond = 0.0, None
     for rows in alike(recipe, alone):
         own = Alones([alone[row] for row in rows], device)
-        sound = own.sound(allowed.noise)
-        found = Differences.between(recipe, Together(recipe, size, rows, together), own, sound)
+        found = Differences.between(
+            recipe, Together(recipe, size, rows, together), own, own.sound(allowed.noise)
+        )
         worst = max(worst, found.largest)
-        for place, row in enumerate(rows):
-            reach = np.full(len(found.places), allowed.weight)
-            if loose and found.words(place, reach) is not None:
-                itself = Alones([strict(row)], device)
-                counts = {name: mask[place : place + 1] for name, mask in sound.items()}
-                noise = Differences.between(recipe, own.only(place), itself, counts)
-                rounded = noise.by_kind()[:, 0]  # what is endless is no rounding
-                reach = np.maximum(reach, _AGAIN * np.where(np.isfinite(rounded), rounded, 0.0))
-            if (words := found.words(place, reach)) is not None:
-                beyond[row] = words
-    first = next((row for row in alone if row in beyond), None)
-    if first is None:
-        return Check(len(alone), worst, None)
-    name = members[first].job.name
-    return Check(
-        len(alone), worst, f"the fused step of {name!r} differs from its step alone at {beyond[first]}"
-    )
+        for place, row in enumerate(rows if beyond is None else ()):
+            words = found.words(place, np.full(len(found.places), allowed.weight))
+            if words is not None and loose:
+                fused = Together(recipe, size, [row], together)
+                words = _beyond_rounding(recipe, fused, own.only(place), allowed, partial(strict, row), words)
+            if words is not None:
+                name = members[row].job.name
+                beyond = f"the fused step of {name!r} differs from its step alone at {words}"
+                break
+    return Check(len(alone), worst, beyond)
+
+
+def _beyond_rounding(
+    recipe: Recipe,
+    fused: Together,
+    alone: Alones,
+    allowed: Tolerance,
+    strict: Callable[[], Strict],
+    words: str,
+) -> str | None:
+    """Where one member's fused step differs by more than its precision explains, or None; the same words where that cannot be told."""
+    try:
+        itself = strict()
+    except Exception as error:  # it runs in low precision only
+        if is_full(error):
+            raise
+        return words
+    sound = alone.sound(max(allowed.noise, noise.gradients(alone.first, itself.step)))
+    reach = np.maximum(allowed.weight, noise.allowance(recipe, alone, itself, sound))
+    return Differences.between(recipe, fused, alone, sound).words(0, reach)
 
 
 def _allowed(recipe: Recipe, device: torch.device, members: Mapping[int, Built]) -> tuple[Tolerance, bool]:

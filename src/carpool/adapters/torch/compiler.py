@@ -29,6 +29,10 @@ from carpool.adapters.torch.numbers import inline_numbers
 from carpool.environment import cores
 from carpool.process.child import Child
 
+_VERSION = (
+    2  # of what is done to a trace before it is compiled: what was marked by another one is compiled anew
+)
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -97,7 +101,8 @@ def mark(asked: Request) -> None:
 
 
 def _mark(asked: Request) -> Path:
-    parts = (torch.__version__, products.VERSION, str(_inductor_folder()), replace(asked, traced=b""))
+    versions = (torch.__version__, _VERSION, products.VERSION)
+    parts = (*versions, str(_inductor_folder()), replace(asked, traced=b""))
     digest = hashlib.sha256(asked.traced + repr(parts).encode()).hexdigest()
     return recall.folder() / "compiled" / digest
 

@@ -69,11 +69,11 @@ class Alones:
     """Rows whose steps alone gave the same kinds of things."""
 
     def __init__(self, alone: Sequence[Alone], device: torch.device) -> None:
-        self._alone, self._device = alone, device
+        self._alone, self.device = alone, device
         self.first = alone[0]
 
     def only(self, place: int) -> Alones:
-        return Alones([self._alone[place]], self._device)
+        return Alones([self._alone[place]], self.device)
 
     def losses(self) -> Tensor:
         return self._stacked([own.loss for own in self._alone])
@@ -99,7 +99,7 @@ class Alones:
         }
 
     def _stacked(self, rows: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(rows)).to(self._device)
+        return torch.stack(list(rows)).to(self.device)
 
 
 def alike(recipe: Recipe, alone: Mapping[int, Alone]) -> list[list[int]]:
@@ -137,12 +137,6 @@ class Differences:
         places = [place for part in found.values() for _, place in part]
         return cls(kinds, places, np.where(np.isnan(values), np.inf, values))
 
-    def by_kind(self) -> np.ndarray:
-        """For each place the largest difference in any place of its kind: one by itself may be small by luck."""
-        kinds = np.array(self.kinds)
-        largest = {kind: self.values[kinds == kind].max(0) for kind in self.kinds}
-        return np.stack([largest[kind] for kind in self.kinds])
-
     @property
     def largest(self) -> float:
         return float(self.values.max(initial=0.0))
@@ -167,6 +161,16 @@ def _weights(recipe: Recipe, one: Side, other: Alones, sound: Mapping[str, Tenso
     here, there = one.weights(), other.weights()
     names = [leaf.name for leaf in recipe.layout.leaves]
     return [(_relative(here(name), there(name), sound.get(name)), repr(name)) for name in names]
+
+
+def moved(
+    recipe: Recipe, before: Mapping[str, Tensor], after: Alones, sound: Mapping[str, Tensor]
+) -> np.ndarray:
+    """By how much one row's step changed its weights, leaf by leaf: in the places and the measure of their differences."""
+    there = after.weights()
+    names = [leaf.name for leaf in recipe.layout.leaves]
+    found = [_relative(before[name][None].to(after.device), there(name), sound.get(name)) for name in names]
+    return torch.stack(found)[:, 0].cpu().numpy()
 
 
 def _buffers(one: Side, other: Alones) -> list[Gap]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Arrays, in_precision
-from carpool.adapters.torch.check import Alone, Case, solo_step, strict_step
+from carpool.adapters.torch.check import Case, Strict, solo_step, strict_step
 from carpool.adapters.torch.compare import compare
 from carpool.adapters.torch.inputs import read_inputs
 from carpool.adapters.torch.members import Members, stepping
@@ -232,21 +232,24 @@ class Kept:
         def case(row: int) -> Case:
             return self._case(row, objective, each, clip_norm, tensors | before)
 
-        def strict(row: int) -> Alone:
+        def strict(row: int) -> Strict:
             with self._training():
                 return strict_step(recipe, case(row))
 
         with self._training():
             alone = {row: solo_step(recipe, case(row)) for row in rows}
-        ready.run(objective)
-        together = {name: tensors[name] for name in names} | {"sums": tensors["losses"][:, None]}
-        for name, leaf in prefixed(tensors, "shared:").items():
-            together[f"buffer:{name}"] = leaf.expand(len(self), *leaf.shape)
-        check = compare(recipe, 1, alone, together, dict(enumerate(built)), strict)
-        if check.mismatch is not None:
+        try:
+            ready.run(objective)
+            together = {name: tensors[name] for name in names} | {"sums": tensors["losses"][:, None]}
+            for name, leaf in prefixed(tensors, "shared:").items():
+                together[f"buffer:{name}"] = leaf.expand(len(self), *leaf.shape)
+            check = compare(recipe, 1, alone, together, dict(enumerate(built)), strict)
+            if check.mismatch is not None:
+                raise _refused(check.mismatch)
+        except BaseException:  # who could not be compared has not stepped
             for name, tensor in before.items():
                 tensors[name].copy_(tensor)
-            raise _refused(check.mismatch)
+            raise
 
     @contextmanager
     def _training(self) -> Iterator[None]:

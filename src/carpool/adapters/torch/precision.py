@@ -6,6 +6,7 @@ the older raise once a user has set one of the newer, so only those are read.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 _strict: ContextVar[bool] = ContextVar("strict", default=False)
+_changing = threading.Lock()
 PLACES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")
 
 
@@ -61,17 +63,24 @@ def computes_in_16_bits(word: str, device: str) -> bool:
 
 @contextmanager
 def strictly() -> Iterator[None]:
-    """Inside, nothing is computed in fewer bits than the weights have."""
-    before, token = settings(), _strict.set(True)
-    try:
-        for place in PLACES:
-            _place(place).fp32_precision = "ieee"
-        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+    """Inside, nothing is computed in fewer bits than the weights have.
+
+    From the outside in: what inherits a setting follows by itself, and inherits it again afterwards.
+    """
+    before: list[tuple[Any, str]] = []
+    with _changing, torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+        token = _strict.set(True)
+        try:
+            places: list[Any] = [torch.backends, *map(_place, ("cudnn", "mkldnn", *PLACES))]
+            for place in places:
+                if (word := place.fp32_precision) != "ieee":
+                    before.append((place, word))
+                    place.fp32_precision = "ieee"
             yield
-    finally:
-        _strict.reset(token)
-        for place, word in zip(PLACES, before, strict=True):
-            _place(place).fp32_precision = word
+        finally:
+            _strict.reset(token)
+            for place, word in reversed(before):
+                place.fp32_precision = word
 
 
 _NORMS = frozenset({F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm})

@@ -10,7 +10,7 @@ from torch import Tensor
 from carpool.adapters.base import Check
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.build import Built
-from carpool.adapters.torch.check import Alone, solo_step, strict_step
+from carpool.adapters.torch.check import Strict, solo_step, strict_step
 from carpool.adapters.torch.compare import compare
 from carpool.adapters.torch.feed import Feed
 from carpool.adapters.torch.full import is_full
@@ -71,7 +71,7 @@ class Verifier:
             raise RowsRaised(errors)
         together = self._together(chunk.size, rows)
 
-        def strict(place: int) -> Alone:
+        def strict(place: int) -> Strict:
             case = self._feed.case(rows[place], cursors[rows[place]], 0, chunk.size)
             return strict_step(self._recipe, case)
 

@@ -9,21 +9,35 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 _BUSY_FLOPS = 2.5e8  # of a forward pass, for each multiprocessor of the GPU
 
 
-class Convolved(TorchDispatchMode):
-    """Counts the floating-point operations of the convolutions inside; tensors need no contents."""
+_FORWARD = frozenset({F.conv1d, F.conv2d, F.conv3d})
+_TRANSPOSED = frozenset({F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d})
 
-    flops = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.convolution.default:
-            input, weight, transposed = args[0], args[1], args[6]
-            self.flops += 2 * (input if transposed else made).numel() * weight[0].numel()
+class Convolved(TorchFunctionMode):
+    """Counts the floating-point operations of the convolutions inside; tensors need no contents.
+
+    Only of those that are trained through: what a stack computes once for all its members, a frozen trunk say, is no reason against it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        if func in _FORWARD or func in _TRANSPOSED:
+            input = args[0] if args else kwargs["input"]
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            if input.requires_grad or weight.requires_grad:
+                met = input if func in _TRANSPOSED else made
+                self.flops += 2 * met.numel() * weight[0].numel()
         return made
 
 
