@@ -18,6 +18,7 @@ from carpool.adapters.torch.stacked import Recipe
 
 _AGAIN = 4  # times what rounding makes of a step alone: a fused step rounds as well, and no two are alike
 _BOTH = 2  # steps that round
+_LARGEST = 0.5  # of the largest gradient: such ones are compared whatever the noise
 _MOST = 1.0  # of a step: one in the wrong direction is two steps off
 
 
@@ -29,7 +30,7 @@ def gradients(alone: Alone, strict: Alone) -> float:
         if grad.numel() and name in strict.grads
     ]
     found = float(torch.stack(gaps).nan_to_num(0.0, posinf=0.0).max()) if gaps else 0.0
-    return _BOTH * found
+    return min(_BOTH * found, _LARGEST)
 
 
 def allowance(recipe: Recipe, alone: Alones, strict: Strict, sound: Mapping[str, Tensor]) -> np.ndarray:
