@@ -3,8 +3,10 @@
 Nothing is timed to choose a strategy, but where a test asks for it (`trials`): on a busy machine that would choose at random.
 """
 
+import gc
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from carpool.adapters.torch.fuse import TorchFuser
 from carpool.adapters.torch.fused import StackedSession
 from carpool.adapters.torch.train import TorchAdapter
+from carpool.memory.maps import crowded
 
 os.environ.setdefault(
     "KERAS_BACKEND", "jax"
@@ -49,6 +52,14 @@ def untried(
 @pytest.fixture
 def trials() -> None:
     """The test is about trials: they are made."""
+
+
+def pytest_runtest_teardown() -> None:
+    """What JAX compiled for hundreds of tests is let go before XLA crashes for it."""
+    jax = sys.modules.get("jax")
+    if jax is not None and crowded():
+        jax.clear_caches()
+        gc.collect()
 
 
 FIRST = ("test_keras_backends.py", "test_tensorflow_modules.py", "test_sources.py")

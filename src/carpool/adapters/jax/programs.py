@@ -21,6 +21,7 @@ from jax.experimental import serialize_executable
 from carpool import recall
 from carpool.adapters import xla
 from carpool.environment import cores
+from carpool.memory.maps import thin
 
 _KEPT = 256
 _MOST_BYTES = 512 << 20  # of programs on disk, the last used
@@ -35,9 +36,8 @@ def program(
     whole = (key, donated, _shapes(inputs))
     if whole not in _programs:
         _programs[whole] = _begun(make(), inputs, donated)
+        thin(_programs, _KEPT)
     _programs.move_to_end(whole)
-    while len(_programs) > _KEPT:
-        _programs.popitem(last=False)
     return _programs[whole]
 
 

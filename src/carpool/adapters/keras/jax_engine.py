@@ -32,6 +32,7 @@ from carpool.adapters.keras.engine import Engine, Feed
 from carpool.adapters.keras.jax_program import chunk, epochs, steps_of
 from carpool.environment import cores
 from carpool.marks import Identity
+from carpool.memory.maps import thin
 
 _KEPT = 128
 _SMALL_BYTES = (
@@ -249,9 +250,8 @@ class JaxEngine(Engine):
         if key not in kept:
             lowered = jax.jit(make(), donate_argnums=(0,) if self._donates else ()).lower(*inputs)
             kept[key] = self._pool.submit(xla.compiled, lowered, self._device.platform)
+            thin(kept, _KEPT)
         kept.move_to_end(key)
-        while len(kept) > _KEPT:
-            kept.popitem(last=False)
         self._mine[kind, sizes] = kept[key]
         return kept[key]
 
