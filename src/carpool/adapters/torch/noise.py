@@ -37,9 +37,7 @@ def allowance(recipe: Recipe, alone: Alones, strict: Strict, sound: Mapping[str,
     """For each place, by how much the fused step of one member may differ from its step alone."""
     itself = Alones([strict.step], alone.device)
     found = Differences.between(recipe, alone, itself, sound)
-    values = np.where(
-        np.isfinite(found.values[:, 0]), found.values[:, 0], 0.0
-    )  # what is endless is no rounding
+    values = np.nan_to_num(found.values[:, 0], posinf=0.0)  # what is endless is no rounding
     kinds = np.array(found.kinds)
     steps = moved(recipe, strict.before, itself, sound)
     shares = np.divide(values[kinds == "weights"], steps, out=np.zeros_like(steps), where=steps > 0)

@@ -13,8 +13,6 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 _BUSY_FLOPS = 2.5e8  # of a forward pass, for each multiprocessor of the GPU
-
-
 _FORWARD = frozenset({F.conv1d, F.conv2d, F.conv3d})
 _TRANSPOSED = frozenset({F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d})
 
