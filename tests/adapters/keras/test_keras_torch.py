@@ -152,6 +152,9 @@ OPTIMIZERS = {
         "ema": lambda: optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=3),
         "accumulate": lambda: optimizers.Adam(1e-2, gradient_accumulation_steps=3),
         "decay": lambda: optimizers.SGD(1e-2, weight_decay=0.1),
+        "decay, warming up": lambda: optimizers.AdamW(
+            schedules.CosineDecay(0.1, 5, warmup_target=0.2, warmup_steps=3), weight_decay=0.1
+        ),
         "loss scale": lambda: optimizers.LossScaleOptimizer(optimizers.SGD(1e-2), dynamic_growth_steps=3),
     }.items()
 }

@@ -101,10 +101,19 @@ def _either(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) 
         ends.append((branch(), scope.state_mapping))
     (made, then), (other, otherwise) = ends
     scope.state_mapping = {
-        key: _chosen(pred, then.get(key, before.get(key)), otherwise.get(key, before.get(key)))
-        for key in before
+        key: _written(value, _chosen(pred, then.get(key, value), otherwise.get(key, value)))
+        for key, value in before.items()
     }
     return _chosen(pred, made, other)
+
+
+def _written(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The same tensor with another value, where it can hold that of each member: who has it in hand, as a weight decay has while it asks
+    for its rate, goes on to write into it.
+    """
+    if functorch.is_batchedtensor(value) and not functorch.is_batchedtensor(tensor):
+        return value
+    return tensor.copy_(value)
 
 
 def _is_traced(value: Any) -> bool:
