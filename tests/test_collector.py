@@ -33,6 +33,12 @@ def dropped() -> weakref.ref[Ring]:
     return weakref.ref(Ring())
 
 
+def dropped_into_ice() -> weakref.ref[Ring]:
+    ring = Ring()
+    gc.freeze()
+    return weakref.ref(ring)
+
+
 def test_put_off_it_looks_for_nothing():
     with collector.put_off():
         assert not gc.isenabled()
@@ -90,11 +96,14 @@ def test_where_memory_is_short_it_is_looked_through_after_all():
 
 
 def test_what_others_froze_stays_frozen():
-    gc.freeze()
-    held = gc.get_freeze_count()
+    theirs = dropped_into_ice()
     with collector.set_aside(1000), collector.put_off():
         pass
-    assert gc.get_freeze_count() >= held > 0
+    gc.collect()
+    assert theirs() is not None
+    gc.unfreeze()
+    gc.collect()
+    assert theirs() is None
 
 
 def test_training_many_sets_them_aside_and_few_not():
