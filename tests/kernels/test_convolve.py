@@ -24,10 +24,10 @@ TRANSPOSED = {
 
 
 CPU = torch.device("cpu")
-FORMS = [Form(), Form(apart=True), Form(apart=True, channels_last=True)]
+STACKED = [Form.TOGETHER, Form.APART]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", Form)
 @pytest.mark.parametrize("shared", [False, True], ids=["own batches", "one batch"])
 @pytest.mark.parametrize("name", [*CASES, *TRANSPOSED])
 def test_values_and_gradients_equal_torchs(monkeypatch, name, shared, form):
@@ -50,7 +50,10 @@ def test_values_and_gradients_equal_torchs(monkeypatch, name, shared, form):
             assert made is not NotImplemented
             return made.sin().sum()
 
-        return vmap(grad(value, argnums=(0, 1, 2)), in_dims=(0, 0, None if shared else 0))(w, b, x)
+        gradient = grad(value, argnums=(0, 1, 2))
+        if form is not Form.INNERMOST:
+            return vmap(gradient, in_dims=(0, 0, None if shared else 0))(w, b, x)
+        return gradient(w[0], b[0], x if shared else x[0])
 
     for got, expected in zip(objective(ours), objective(torchs), strict=True):
         torch.testing.assert_close(got, expected)
@@ -61,7 +64,7 @@ def test_without_a_bias_and_without_the_inputs_gradient(monkeypatch):
     x, w = torch.randn(2, 3, 1, 8, dtype=torch.float64), torch.randn(2, 4, 1, 3, dtype=torch.float64)
 
     def gradient(function):
-        with convolve.formed(Form(apart=True)):
+        with convolve.formed(Form.APART):
             return vmap(grad(lambda w, x: function(x, w).square().sum()))(w, x)
 
     torch.testing.assert_close(gradient(convolve.convolution(1)), gradient(F.conv1d))
@@ -78,7 +81,7 @@ def test_a_cpu_keeps_torchs_rule():
     assert convolve.convolution(2)(torch.randn(1, 1, 8, 8), torch.randn(1, 1, 3, 3)) is NotImplemented
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", STACKED)
 def test_only_a_narrow_stack_runs_its_members_one_by_one(monkeypatch, form):
     monkeypatch.setattr(convolve, "_KIND", "cpu")
     x, w = torch.randn(3, 2, 1, 8), torch.randn(3, 4, 1, 3)
@@ -89,25 +92,25 @@ def test_only_a_narrow_stack_runs_its_members_one_by_one(monkeypatch, form):
 
     traced = make_fx(vmap(convolved))(x, w)
     calls = [node for node in traced.graph.nodes if node.target is torch.ops.aten.convolution.default]
-    assert len(calls) == (3 if form.apart else 1)
+    assert len(calls) == (3 if form is Form.APART else 1)
 
 
 @pytest.mark.parametrize(
     ("form", "cores", "innermost"),
-    [(FORMS[2], True, True), (FORMS[2], False, False), (FORMS[1], True, False)],
+    [(Form.INNERMOST, True, True), (Form.INNERMOST, False, False), (Form.APART, True, False)],
 )
 def test_forward_and_backward_read_channels_innermost_where_tensor_cores_do(
     monkeypatch, form, cores, innermost
 ):
     monkeypatch.setattr(convolve, "_KIND", "cpu")
     monkeypatch.setattr(convolve, "_by_tensor_cores", lambda *_: cores)
-    x, w = torch.randn(1, 2, 4, 5, 5), torch.randn(1, 6, 4, 3, 3)
+    x, w = torch.randn(2, 4, 5, 5), torch.randn(6, 4, 3, 3)
 
     def value(w, x):
         with convolve.formed(form):
             return convolve.convolution(2)(x, w).sin().sum()
 
-    traced = make_fx(vmap(grad(value, argnums=(0, 1))), tracing_mode="fake")(w, x)
+    traced = make_fx(grad(value, argnums=(0, 1)), tracing_mode="fake")(w, x)
     ran = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
     nodes = [node for node in traced.graph.nodes if node.target in ran]
     assert [node.target for node in nodes] == list(ran)
@@ -116,14 +119,27 @@ def test_forward_and_backward_read_channels_innermost_where_tensor_cores_do(
     assert all((tensor.stride(1) == 1) is innermost for tensor in read)
 
 
+def test_each_tensor_is_turned_around_once(monkeypatch):
+    monkeypatch.setattr(convolve, "_KIND", "cpu")
+    monkeypatch.setattr(convolve, "_by_tensor_cores", lambda *_: True)
+    x, w = torch.randn(2, 4, 5, 5), torch.randn(4, 4, 3, 3)
+
+    def value(w, x):
+        with convolve.formed(Form.INNERMOST):
+            for _ in range(3):
+                x = convolve.convolution(2)(x, w, padding=1).relu()
+            return x.sin().sum()
+
+    traced = make_fx(grad(value), tracing_mode="fake")(w, x)
+    turned = [node for node in traced.graph.nodes if node.target is torch.ops.aten.clone.default]
+    assert [node.meta["val"].shape for node in turned] == [x.shape, w.shape, w.shape, w.shape]
+
+
 @pytest.mark.parametrize(("groups", "innermost"), [(1, True), (2, False), (4, True)])
 def test_groups_of_several_channels_stay_as_they_are(monkeypatch, groups, innermost):
     monkeypatch.setattr(convolve, "_by_tensor_cores", lambda *_: True)
-    x, w = torch.randn(2, 4, 5, 5), torch.randn(8, 4 // groups, 3, 3)
-    read = convolve._laid_out(FORMS[2], w, groups, x)
-    assert read[0].is_contiguous(memory_format=torch.channels_last) is innermost
-    assert torch.equal(read[0], x)
-    assert torch.equal(read[1], w)
+    assert convolve._reads_innermost(torch.randn(8, 4 // groups, 3, 3), groups) is innermost
+    assert not convolve._reads_innermost(torch.randn(8, 4 // groups, 3), groups)
 
 
 def test_older_gpus_have_none_for_single_precision(monkeypatch):
@@ -147,11 +163,12 @@ def test_tensor_cores_compute_in_sixteen_bits_and_in_tf32():
 @pytest.mark.parametrize(
     ("members", "weights", "expected"),
     [
-        (4, [(128, 64, 3, 3)], FORMS[2]),
-        (5, [(128, 64, 3, 3)], FORMS[0]),
-        (1, [(64, 64, 3, 3), (10, 4096), (10,)], FORMS[1]),
-        (1, [(16, 80, 3)], FORMS[1]),
-        (1, [], FORMS[1]),
+        (1, [(128, 64, 3, 3)], Form.INNERMOST),
+        (4, [(128, 64, 3, 3)], Form.APART),
+        (5, [(128, 64, 3, 3)], Form.TOGETHER),
+        (1, [(64, 64, 3, 3), (10, 4096), (10,)], Form.APART),
+        (1, [(16, 80, 3)], Form.APART),
+        (1, [], Form.APART),
     ],
 )
 def test_the_form_is_a_rule_of_width_and_shapes(members, weights, expected):

@@ -5,7 +5,8 @@ keep the fast ones, and inside a captured launch a kernel more costs next to not
 torch's rule.
 
 Tensor cores read channels innermost. Left to itself the compiler lays out a step's forward convolutions so and not its backward ones, and
-cuDNN turns every tensor around: 1.0 of the 6.7 ms that a ResNet-18's step took on an H200.
+cuDNN turns every tensor around: 1.0 of the 6.7 ms that a ResNet-18's step took on an H200. A single member's tensors are laid out once, where
+they reach the first convolution, and what comes between convolutions keeps them so. Of several members they would be turned around at each.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -28,29 +29,27 @@ _KIND = "cuda"
 _aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(Enum):
     """How a stack computes its convolutions. As it was opened: members that leave later change no bit."""
 
-    apart: bool = False
-    """Each member's own by itself."""
-    channels_last: bool = False
-    """Where tensor cores compute them, with the channels innermost in memory."""
+    TOGETHER = "one grouped convolution of all members: torch's rule"
+    APART = "each member's own by itself"
+    INNERMOST = "the only member's own, with channels innermost in memory where tensor cores compute it"
 
 
 def form(members: int, weights: Iterable[Sequence[int]]) -> Form:
     """The form of a stack of so many members whose weights have these shapes.
 
-    >>> form(1, [(128, 64, 3, 3), (10, 512)]), form(8, [(128, 64, 3, 3)])
-    (Form(apart=True, channels_last=True), Form(apart=False, channels_last=False))
+    >>> [form(members, [(128, 64, 3, 3), (10, 512)]).name for members in (1, 2, 8)]
+    ['INNERMOST', 'APART', 'TOGETHER']
     """
-    apart = members <= MOST_UNROLLED
+    if members > MOST_UNROLLED:
+        return Form.TOGETHER
     widest = max((max(shape[:2]) for shape in weights if len(shape) == 4), default=0)
-    return Form(apart, apart and widest > _FEW_CHANNELS)
+    return Form.INNERMOST if members == 1 and widest > _FEW_CHANNELS else Form.APART
 
 
-TOGETHER = Form()
-_form: ContextVar[Form] = ContextVar("form", default=TOGETHER)  # it cannot be changed
+_form: ContextVar[Form] = ContextVar("form", default=Form.TOGETHER)
 
 
 @contextmanager
@@ -117,17 +116,20 @@ def _run(input: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...
         lower = torch.get_autocast_dtype(kind)
         input, weight = input.to(lower), weight.to(lower)
         bias = None if bias is None else bias.to(lower)
-    return _Convolve.apply(input, weight, bias, (_form.get(), how))
+    form = _form.get()
+    if form is Form.INNERMOST and not _reads_innermost(weight, how[-1]):
+        form = Form.APART
+    return _Convolve.apply(_laid_out(form, input), _laid_out(form, weight), bias, (form, how))
 
 
-def _laid_out(form: Form, weight: Tensor, groups: int, *others: Tensor) -> list[Tensor]:
-    """What a convolution reads, its weight last, in its form. In groups of several channels, channels innermost are far slower."""
-    read = [*others, weight]
-    if not form.channels_last or weight.dim() != 4 or (groups > 1 and weight.shape[1] > 1):
-        return read
-    if not _by_tensor_cores(weight.dtype, weight.device):
-        return read
-    return [tensor.contiguous(memory_format=torch.channels_last) for tensor in read]
+def _laid_out(form: Form, tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if form is Form.INNERMOST else tensor
+
+
+def _reads_innermost(weight: Tensor, groups: int) -> bool:
+    """Whether a convolution is faster with channels innermost; in groups of several it is far slower."""
+    in_groups = groups > 1 and weight.shape[1] > 1
+    return weight.dim() == 4 and not in_groups and _by_tensor_cores(weight.dtype, weight.device)
 
 
 def _by_tensor_cores(dtype: torch.dtype, device: torch.device) -> bool:
@@ -143,8 +145,7 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...]) -> Tensor:
-        form, options = how
-        return _aten.convolution(*_laid_out(form, weight, options[-1], input), bias, *options)
+        return _aten.convolution(input, weight, bias, *how[1])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -160,7 +161,7 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        if not args[3][0].apart:
+        if args[3][0] is not Form.APART:
             *tensors, how = args
             return torch.vmap(partial(_Convolve.forward, how=how), in_dims=tuple(in_dims[:3]))(*tensors), 0
         made = [_Convolve.apply(*own) for own in _members(info.batch_size, in_dims, args)]
@@ -176,8 +177,7 @@ class _Gradient(torch.autograd.Function):
     ) -> Any:
         form, options = how
         sizes = None if bias_sizes is None else list(bias_sizes)
-        read = _laid_out(form, weight, options[-1], grad, input)
-        made = _aten.convolution_backward(*read, sizes, *options, list(wanted))
+        made = _aten.convolution_backward(_laid_out(form, grad), input, weight, sizes, *options, list(wanted))
         return tuple(grad.new_empty(0) if part is None else part for part in made)
 
     @staticmethod
@@ -186,7 +186,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        if not args[4][0].apart:
+        if args[4][0] is not Form.APART:
             tensors, (bias_sizes, how, wanted) = args[:3], args[3:]
             run = partial(_Gradient.forward, bias_sizes=bias_sizes, how=how, wanted=wanted)
             return torch.vmap(run, in_dims=tuple(in_dims[:3]))(*tensors), (0, 0, 0)

@@ -3,3 +3,7 @@
 
 class Unstackable(RuntimeError):
     """A call that cannot be run for many members at once; its text is the reason, as the plan shows it."""
+
+
+class Unkeyed(RuntimeError):
+    """An operator drew random numbers that are not keyed by job."""

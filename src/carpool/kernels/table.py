@@ -75,7 +75,9 @@ def lent(seed: Any, step: Any, phase: int = 0) -> Iterator[Keyed]:
 
 
 @contextmanager
-def stacked(seed: Any, step: Any, phase: int = 0, form: convolve.Form = convolve.TOGETHER) -> Iterator[Keyed]:
+def stacked(
+    seed: Any, step: Any, phase: int = 0, form: convolve.Form = convolve.Form.TOGETHER
+) -> Iterator[Keyed]:
     """A member's step inside a stack, or a phase of it. `seed` and `step` are the member's own, batched by vmap."""
     with (
         Keyed(seed, step, operators=STACKED, phase=phase) as key,

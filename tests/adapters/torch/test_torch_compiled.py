@@ -51,6 +51,21 @@ def test_a_job_alone_is_a_stack_of_one_where_it_is_to_be_compiled(compile, kind)
         session.close()
 
 
+def test_a_job_alone_is_traced_in_its_models_own_shapes():
+    def operators(members: int) -> set[str]:
+        adapter = TorchAdapter(compile=True)
+        several = [replace(job, name=f"job {place}") for place, job in enumerate(jobs("mlp")[:members])]
+        for job in several:
+            adapter.describe(job)
+        assert adapter.fuser.refusal(several) is None
+        traced = next(reversed(program._memory.values())).traced
+        return {str(node.target) for node in traced.graph.nodes}
+
+    assert "aten.addmm.default" in operators(1)
+    assert "aten.bmm.default" not in operators(1)
+    assert "aten.bmm.default" in operators(2)
+
+
 @pytest.mark.parametrize(
     ("options", "quick"), [({}, True), ({"plain": True}, True), ({"exact": True}, False)]
 )

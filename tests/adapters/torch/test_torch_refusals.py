@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import carpool
+from carpool.adapters.torch.train import TorchAdapter
 from carpool.errors import FusionError
 
 X, Y = torch.randn(12, 5, 4), torch.randint(0, 3, (12,))
@@ -165,3 +167,31 @@ def test_what_is_refused_trains_interleaved(case):
     results = carpool.train(jobs(case), device="cpu", reporters=[])
     assert all(result.error is None for result in results)
     assert all(result.strategy == "interleaved" for result in results)
+
+
+def attended(part: nn.Module, x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(part(x), x, x).mean(1)
+
+
+def plainly_drawn(part: nn.Module, x: Tensor) -> Tensor:
+    return F.rrelu(part(x), training=True).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (drawn, "torch.randperm draws random numbers that are not keyed"),
+        (plainly_drawn, "draws random numbers that are not keyed"),
+        (branch, "needs a tensor's value"),
+        (unbatched, None),
+        (attended, None),
+    ],
+)
+def test_a_job_alone_is_refused_what_changes_its_numbers_and_needs_no_batching_rule(body, reason):
+    adapter = TorchAdapter(compile=True)
+    [job] = [replace(job, model=partial(Model, Linear, body)) for job in jobs("if")[:1]]
+    adapter.describe(job)
+    refused = adapter.fuser.refusal([job])
+    assert (refused is None) if reason is None else (reason in str(refused))
+    results = carpool.train([job], device="cpu", reporters=[], compile=True)
+    assert results[0].error is None

@@ -16,7 +16,7 @@ from torch.overrides import resolve_name
 
 from carpool.errors import described
 from carpool.kernels.random import Keyed
-from carpool.kernels.refusal import Unstackable
+from carpool.kernels.refusal import Unkeyed, Unstackable
 
 _OURS = str(Path(__file__).parents[2])
 _TORCHS = str(Path(torch.__file__).parent)
@@ -39,7 +39,7 @@ def _sentence(error: BaseException, frames: Sequence[FrameType]) -> str:
         return f"{operation} needs a tensor's value, which is another for each member"
     if isinstance(error, DynamicOutputShapeException):
         return f"{operation} makes a shape that depends on values, which are others for each member"
-    if "called random operation" in text:
+    if isinstance(error, Unkeyed) or "called random operation" in text:
         return f"{operation} draws random numbers that are not keyed by job"
     if found := re.search(
         r"(aten::\S+) hit the vmap fallback|Batching rule not implemented for (aten::\w+)", text

@@ -83,7 +83,7 @@ class TorchFuser(Fuser):
         """The step of these members in a stack of so many rows, and tensors of its shapes that hold nothing."""
         first, device = known[0], self._device()
         size = min(first.course.batch_size, first.built.data.length)
-        recipe = make_recipe(known)
+        recipe = make_recipe(known, width)
         held = make_window(known) or Pool([member.built.data for member in known])
         longest = held.length if isinstance(held, Window) else max(member.course.length for member in known)
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -174,7 +174,15 @@ class TorchFuser(Fuser):
     ) -> StackedSession:
         known = [self._known(job) for job in jobs]
         return StackedSession(
-            make_recipe(known), known, width, device, self._store, compile, prepared, self._known, stacks
+            make_recipe(known, width),
+            known,
+            width,
+            device,
+            self._store,
+            compile,
+            prepared,
+            self._known,
+            stacks,
         )
 
 
@@ -193,10 +201,11 @@ def untraced_refusal(known: Sequence[Known]) -> str | None:
     return reason
 
 
-def make_recipe(members: Sequence[Known]) -> Recipe:
-    """The recipe of a structure, with templates of its model that hold no memory of their own."""
+def make_recipe(members: Sequence[Known], width: int) -> Recipe:
+    """The recipe of a structure, in a stack of so many rows, with templates of its model that hold no memory of their own."""
     known = members[0]
     bare = template(known.built.model)
+    rows = max(width, len(members))
     shapes = [parameter.shape for parameter in known.built.model.parameters()]
     return Recipe(
         layout=make_layout(known.built, known.probe.idle),
@@ -215,7 +224,8 @@ def make_recipe(members: Sequence[Known]) -> Recipe:
         precision=known.built.job.precision,
         shared=shared_leaves(members),
         alike=reads_alike(members),
-        form=form(len(members), shapes),
+        form=form(rows, shapes),
+        single=rows == 1,
     )
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import grad
 
 from carpool.adapters.torch.build import Step
 from carpool.adapters.torch.layout import Layout
 from carpool.adapters.torch.precision import WideNorms, untouched
 from carpool.adapters.torch.probe import Stepped, call
-from carpool.kernels.convolve import TOGETHER, Form
+from carpool.adapters.torch.rowwise import by_row
+from carpool.kernels.convolve import Form
 from carpool.kernels.table import batched_or_refused, stacked
 from carpool.kernels.updates import clipped
 
@@ -53,13 +54,15 @@ class Recipe:
     """Leaves that are one tensor for all members."""
     alike: bool = False
     """Whether all members read the same batches."""
-    form: Form = TOGETHER
+    form: Form = Form.TOGETHER
     """How convolutions are computed."""
+    single: bool = False
+    """Whether there is one row, and never more."""
 
     @property
     def sharing(self) -> Hashable:
         """What a step has baked in of what its members have in common."""
-        return (tuple(sorted(self.shared)), self.alike, self.form)
+        return (tuple(sorted(self.shared)), self.alike, self.form, self.single)
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -122,10 +125,10 @@ def _take_phase(
     fixed = _prefixed(t, "fixed:") | {name: leaf for name, leaf in weights.items() if name not in own}
     trial = {name: buffer.clone() for name, buffer in buffers.items()}
     learning = {name: leaf for name, leaf in weights.items() if name in own}
+    in_dims = (0, 0, 0, None if recipe.alike else 0, 0, 0, 0)
+    gradient = by_row(grad(member, has_aux=True), in_dims, recipe.single)
     with batched_or_refused():
-        grads, (shown, after) = vmap(
-            grad(member, has_aux=True), in_dims=(0, 0, 0, None if recipe.alike else 0, 0, 0, 0)
-        )(learning, fixed, trial, batch, t["seeds"], t["steps"], place)
+        grads, (shown, after) = gradient(learning, fixed, trial, batch, t["seeds"], t["steps"], place)
     runs = due if phase.every > 1 else torch.ones_like(due)
     moved = moved & (torch.isfinite(shown[:, 0]) | ~runs)
     ran, due = moved & runs, moved & due
@@ -168,7 +171,8 @@ def evaluate_step(recipe: Recipe, size: int, shared: bool) -> Callable[[Tensors]
         batch = _gather(t, size, shared)
         number = t["batch"] + t["k"]
         place = evaluation_step(t["steps"], number)
-        shown = vmap(_beneath_grad(member), in_dims=(None, 0, None if shared else 0, 0, 0, 0))(
+        in_dims = (None, 0, None if shared else 0, 0, 0, 0)
+        shown = by_row(_beneath_grad(member), in_dims, recipe.single)(
             _prefixed(t, "shared:"), leaves, batch, t["seeds"], place, number
         )
         t["sums"].add_(torch.where(t["active"][:, None], shown * size, 0.0))
