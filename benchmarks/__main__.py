@@ -1,4 +1,4 @@
-"""`python -m benchmarks [cpu|gpu|matrix|mix|loaders|memory|workers|keras|jax|tensorflow|readme]`: parse, run, print."""
+"""`python -m benchmarks [cpu|gpu|matrix|loaders|memory|workers|keras|jax|tensorflow|readme]`: parse, run, print."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.caches import empty_compilers
-from benchmarks.record import OURS, Cold, Report, Row
+from benchmarks.record import OURS, Cold, Mix, Report, Row
 
 if TYPE_CHECKING:
-    from benchmarks.cold import ColdSize
-    from benchmarks.cpu import Size
+    from benchmarks.sizes import ColdSize, MixSize, Size
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,7 +30,6 @@ def main(arguments: list[str] | None = None) -> int:
             "gpu": _gpu,
             "cpu": _cpu,
             "matrix": _matrix,
-            "mix": _mix,
             "loaders": _loaders,
             "memory": _memory,
             "keras": _keras,
@@ -53,7 +51,6 @@ def _parser() -> argparse.ArgumentParser:
             "cpu",
             "gpu",
             "matrix",
-            "mix",
             "loaders",
             "memory",
             "workers",
@@ -69,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rows",
         help="only these: tiny,mlp,cnn,tfm,resnet, small-mlp,small-cnn; tiny:256 names a size, cold, cold:mlp and cold:mlp:100"
-        " cold calls; keras: three,members; tensorflow: modules,graphs",
+        " cold calls, mix the mix; keras: three,members; tensorflow: modules,graphs",
     )
     parser.add_argument(
         "--budget-s", type=float, default=500.0, help="gpu: seconds to share among the rows (500)"
@@ -81,7 +78,6 @@ def _parser() -> argparse.ArgumentParser:
         default="tf32",
         help="gpu: what every way computes in (default tf32)",
     )
-    parser.add_argument("--worth-s", type=float, default=5.0, help="mix: eager seconds of each model (5)")
     parser.add_argument("--threads", type=int, help="torch's threads (default: torch's own choice)")
     parser.add_argument(
         "--compile", choices=["on", "auto", "off"], default="on", help="carpool.train's compile (default on)"
@@ -124,7 +120,11 @@ def _gpu(options: argparse.Namespace) -> int:
     made = _report(
         "gpu", options, hardware.describe(setting.device), gpu.settings(limits, setting), gpu.NOTES
     )
-    made = report.resumed(made, options.out) if options.resume else made
+    try:
+        made = report.resumed(made, options.out) if options.resume else made
+    except report.OtherRun as error:
+        _say(str(error))
+        return 1
     if made.ceilings is None:
         made = replace(made, ceilings=floor.ceilings(setting.device, options.precision))
     sizes = [size for size in gpu.remaining(made, options.rows is not None) if _wanted(size, options)]
@@ -153,15 +153,6 @@ def _matrix(options: argparse.Namespace) -> int:
 
     rows = matrix.run(device, options.windows, options.budget_s, wanted, _say)
     return _record(report, rows, options.out)
-
-
-def _mix(options: argparse.Namespace) -> int:
-    from benchmarks import hardware, mix, precision
-
-    precision.allow("tf32")
-    device = options.device or "cuda:0"
-    mixed = mix.run(device, options.worth_s, options.windows, options.compile == "on", _say)
-    return _plainly("mix", hardware.describe(device), mixed.plain(), options.out)
 
 
 def _loaders(options: argparse.Namespace) -> int:
@@ -227,9 +218,12 @@ def _plainly(kind: str, hardware: dict, found: dict, folder: Path) -> int:
 
 
 def _readme(results: Path) -> int:
-    from benchmarks import report
+    from benchmarks import plot, report
 
     reports = report.newest(results)
+    for one in reports if plot.is_there() else ():
+        if plot.drawn(one):
+            plot.draw(one, report.place(one, results).with_suffix(".png"))
     if not reports:
         _say(f"Expected full results in {results}, found none. Run `python -m benchmarks` first.")
         return 1
@@ -242,7 +236,7 @@ def _readme(results: Path) -> int:
     return 0
 
 
-def _record(report: Report, found: Iterable[Row | Cold], folder: Path) -> int:
+def _record(report: Report, found: Iterable[Row | Cold | Mix], folder: Path) -> int:
     """Writes after every row, so that a run that is cut off keeps its results; 1 when carpool failed in a row."""
     from benchmarks import plot
     from benchmarks.report import grown, write
@@ -254,7 +248,7 @@ def _record(report: Report, found: Iterable[Row | Cold], folder: Path) -> int:
         path = write(report, folder)
     print(markdown(report), flush=True)
     _say(f"written to {path}")
-    if plot.is_there() and report.rows:
+    if plot.is_there() and plot.drawn(report):
         _say(f"drawn in {plot.draw(report, path.with_suffix('.png'))}")
     else:
         _say("no plot: matplotlib is not installed, or there is nothing to draw")
@@ -275,7 +269,7 @@ def _compile(options: argparse.Namespace) -> str | bool:
     return {"on": True, "off": False, "auto": "auto"}[options.compile]
 
 
-def _wanted(size: Size | ColdSize, options: argparse.Namespace) -> bool:
+def _wanted(size: Size | ColdSize | MixSize, options: argparse.Namespace) -> bool:
     return options.rows is None or not size.names.isdisjoint(options.rows.split(","))
 
 

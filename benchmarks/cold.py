@@ -27,25 +27,11 @@ from benchmarks.caches import EVERYONE, variables
 from benchmarks.pace import FirstStep
 from benchmarks.peers_cuda import plain_step, repeated
 from benchmarks.record import Cold, ColdCall
+from benchmarks.sizes import ColdSize
 from benchmarks.workloads import WORKLOADS, Workload, sweep
 
 EPOCH_STEPS = 50
-SAMPLED_STEPS = 200
 ROOT = Path(__file__).parents[1]
-
-
-@dataclass(frozen=True)
-class ColdSize:
-    """How many models of which structure, for how many steps."""
-
-    workload: str
-    members: int
-    steps: int
-
-    @property
-    def names(self) -> frozenset[str]:
-        """What `--rows` calls it."""
-        return frozenset({"cold", f"cold:{self.workload}", f"cold:{self.workload}:{self.steps}"})
 
 
 def measure(
@@ -60,7 +46,7 @@ def measure(
             made = replace(made, first=ColdCall(**_told(size, device, word, folder, end)))
             made = replace(made, again=ColdCall(**_told(size, device, word, folder, end)))
             sample = Sample(**_told(size, device, word, folder, end, "--eager"))
-            made = replace(made, eager_s=sample.counted_up(size), eager_steps=sample.steps)
+            made = replace(made, eager_s=sample.counted_up(size), eager_steps=size.steps)
     except (subprocess.SubprocessError, OSError, ValueError) as error:
         made = replace(made, note=_said(error))
     say(f"  first {made.first}, again {made.again}, eager {made.eager_s or 0:.1f} s {made.note}")
@@ -95,33 +81,32 @@ def _said(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Sample:
-    """So many steps of a fresh process's first model in an eager loop, and of its second: what is loaded once is in the first alone."""
+    """All steps of a fresh process's first model in an eager loop, and of its second: what is loaded once is in the first alone."""
 
     first_s: float
     next_s: float
-    steps: int
 
     def counted_up(self, size: ColdSize) -> float:
-        """Seconds of all steps of all models.
+        """Seconds of all models.
 
-        >>> Sample(first_s=3.0, next_s=0.5, steps=100).counted_up(ColdSize("mlp", 64, 100))
+        >>> Sample(first_s=3.0, next_s=0.5).counted_up(ColdSize("mlp", 64, 100))
         34.5
         """
-        return self.first_s + self.next_s * (size.members * size.steps / self.steps - 1)
+        return self.first_s + self.next_s * (size.members - 1)
 
 
 def eager(size: ColdSize, device: str, word: str) -> Sample:
     """What the fresh process does for the eager loop."""
     precision.allow(word)
-    workload, steps = _workload(size, word), min(SAMPLED_STEPS, size.steps)
+    workload = _workload(size, word)
     data = workload.data().to(device)
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
     marks = [time.perf_counter()]
     for member in sweep(2):
-        repeated(plain_step(workload, member, data), device)(steps)
+        repeated(plain_step(workload, member, data), device)(size.steps)
         marks.append(time.perf_counter())
-    return Sample(marks[1] - marks[0], marks[2] - marks[1], steps)
+    return Sample(marks[1] - marks[0], marks[2] - marks[1])
 
 
 def call(size: ColdSize, device: str, word: str) -> ColdCall:

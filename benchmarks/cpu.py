@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -12,6 +11,7 @@ from benchmarks.jax_worker import Jax
 from benchmarks.peers_cuda import Steps, captured_plain_step, captured_step, repeated
 from benchmarks.peers_torch import Workers, train_in_turn, train_vmapped
 from benchmarks.record import Row
+from benchmarks.sizes import Size
 from benchmarks.windows import Called, Way, measure
 from benchmarks.workloads import WORKLOADS, sampled, sweep
 
@@ -29,20 +29,6 @@ NOTES = (
     "A first call compiles its step anew (the compiler's cache starts empty); the first row that compiles also loads"
     " the compiler.",
 )
-
-
-@dataclass(frozen=True)
-class Size:
-    """One row: how many models of which structure, and for how many epochs in a window."""
-
-    workload: str
-    members: int
-    epochs: int
-
-    @property
-    def names(self) -> frozenset[str]:
-        """What `--rows` calls it."""
-        return frozenset({self.workload, f"{self.workload}:{self.members}"})
 
 
 SIZES = (

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import torch
 
-from benchmarks import cold, fidelity, floor, ours
-from benchmarks.cold import ColdSize
-from benchmarks.cpu import Size
+from benchmarks import cold, fidelity, floor, mix, ours
 from benchmarks.jax_worker import Jax
 from benchmarks.peers_cuda import Steps, captured_plain_step, captured_step, plain_step, repeated, vmap_step
 from benchmarks.peers_together import COUNT, Processes, in_threads
-from benchmarks.record import Cold, Fidelity, Report, Row
+from benchmarks.record import Cold, Fidelity, Mix, Report, Row
+from benchmarks.sizes import ColdSize, MixSize, Size
 from benchmarks.windows import Way, measure, measure_apart
 from benchmarks.workloads import WORKLOADS, sampled, sweep
 
 WINDOW_S = 0.4  # of the steady peers; carpool's windows are whole calls
-ROW_S = {"resnet": 200.0}  # what a row may take however many follow: a later run goes on with those
-OTHER_ROW_S = 90.0
-LEAST_S = 15.0  # with less left no row begins
+SLACK = (
+    1.4  # times what it is expected to, a row may take however many follow: a later run goes on with those
+)
 HEAVY = frozenset({("resnet", 32)})  # rows whose ways do not fit the memory side by side
+IMAGES = frozenset({"resnet"})  # structures whose owner would try another layout
 COMPARED = 2  # models whose weights are compared
 Say = Callable[[str], None]
 NOTES = (
     "carpool's figure is a whole warm call of `carpool.train`: jobs built, planned, the first step checked against"
-    " members alone, trained, results read. Once open is the pace from chunk to chunk inside it, once all its groups are open; of calls of fewer than"
-    " eight epochs, from the first check to the last epoch's end.",
+    " members alone, trained, results read. Once open is the pace from chunk to chunk inside it, while all its groups have"
+    " chunks under way; where a whole call takes long there are fewer calls than windows, and each is cut in parts.",
     "The peers' figures are steady ones: state, data and the order of the samples are already on the device.",
     "The eager loop and the compiled + captured one train one model: what its step takes does not depend on how many models follow."
     f" Threads and processes train {COUNT} models, in the narrowest row of a structure.",
@@ -37,32 +39,34 @@ NOTES = (
     " of that call until its first steps were on their way.",
     "The floor is what the device cannot exceed: weights, moments and gradients once each as Adam needs them and the batch over the rate"
     " of a large copy, or the FLOPs over the rate of a large matrix product, both measured in this run at its precision.",
+    "The mix: makespans leave the peers' building, compiling and capturing out. carpool's once open is what a call with twice the steps takes longer.",
     "The ways of 32 ResNets come one after another instead of in turns: together they do not fit the memory.",
     f"Weights are compared for {COMPARED} of the models with a plain eager loop at the same precision; in brackets, how far that loop is"
     " from itself in strict float32, which is what the precision makes of these models.",
 )
-SIZES = (  # one of each structure first: a run that is cut short has all of them beside their peers
-    Size("tiny", 256, 64),
-    Size("mlp", 256, 24),
-    Size("cnn", 16, 10),
-    Size("tfm", 16, 10),
-    Size("resnet", 8, 24),
-    Size("tiny", 4096, 24),
-    Size("tiny", 16, 64),
-    Size("mlp", 16, 96),
-    Size("mlp", 1024, 8),
-    Size("cnn", 64, 8),
-    Size("tfm", 128, 8),
-    Size("resnet", 32, 8),
-    Size("mlp", 1, 96),
-    Size("tfm", 1, 24),
+SIZES = (
+    Size("tiny", 16, 64, takes_s=45),
+    Size("tiny", 256, 64, takes_s=60),
+    Size("tiny", 4096, 24, calls=2, takes_s=75),
+    Size("mlp", 1, 96, takes_s=25),
+    Size("mlp", 16, 96, takes_s=45),
+    Size("mlp", 256, 24, takes_s=60),
+    Size("mlp", 1024, 8, calls=2, takes_s=85),
+    Size("tfm", 1, 24, takes_s=30),
+    Size("tfm", 16, 10, takes_s=85),
+    Size("tfm", 128, 8, calls=2, takes_s=95),
+    Size("cnn", 16, 10, takes_s=75),
+    Size("cnn", 64, 8, calls=3, takes_s=75),
+    Size("resnet", 8, 24, calls=3, takes_s=155),
+    Size("resnet", 32, 8, calls=2, takes_s=200),
 )
 COLD = (
-    ColdSize("mlp", 64, 1000),
-    ColdSize("tfm", 64, 1000),
-    ColdSize("mlp", 64, 100),
-    ColdSize("tfm", 64, 100),
+    ColdSize("mlp", 64, 1000, takes_s=45),
+    ColdSize("tfm", 64, 1000, takes_s=75),
+    ColdSize("mlp", 64, 100, takes_s=32),
+    ColdSize("tfm", 64, 100, takes_s=40),
 )
+MIX = MixSize(worth_s=4.0)
 QUICK_SIZES = tuple(size for size in SIZES if size.members in (8, 16))
 
 
@@ -99,8 +103,8 @@ def settings(limits: Limits, setting: Setting) -> dict[str, object]:
     }
 
 
-def remaining(report: Report, chosen: bool) -> list[Size | ColdSize]:
-    """What a report has not measured yet; a quick one has no cold calls, unless rows are chosen."""
+def remaining(report: Report, chosen: bool) -> list[Size | ColdSize | MixSize]:
+    """What a report has not measured yet; a quick one has rows alone, unless they are chosen."""
     there = {(row.workload, row.members) for row in report.rows}
     cold = {(one.workload, one.steps) for one in report.cold}
     sizes = [
@@ -108,28 +112,33 @@ def remaining(report: Report, chosen: bool) -> list[Size | ColdSize]:
         for size in (QUICK_SIZES if report.quick else SIZES)
         if (size.workload, size.members) not in there
     ]
+    if report.quick and not chosen:
+        return [*sizes]
     calls = [size for size in COLD if (size.workload, size.steps) not in cold]
-    return [*sizes, *(calls if chosen or not report.quick else ())]
+    return [*sizes, *calls, *([MIX] if report.mix is None else [])]
 
 
 def run(
-    sizes: Sequence[Size | ColdSize],
+    sizes: Sequence[Size | ColdSize | MixSize],
     limits: Limits,
     setting: Setting,
     say: Say = print,
     clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[Row | Cold]:
-    """The rows, one by one; each gets its share of the seconds that are left, or what a row needs, if that is more."""
+) -> Iterator[Row | Cold | Mix]:
+    """What fits the seconds that are left, one by one; a row gets its share of them, or what it needs, if that is more."""
     end = clock() + limits.budget_s
     for number, size in enumerate(sizes):
         left = end - clock()
-        if left < LEAST_S:
-            say(f"out of time: {len(sizes) - number} rows are left out; --resume goes on with them")
-            return
-        least = ROW_S.get(size.workload, OTHER_ROW_S)
-        share = min(left, max(least, left / (len(sizes) - number)))
-        say(f"{size.members} × {size.workload}: {share:.0f} s of {left:.0f} s")
-        if isinstance(size, ColdSize):
+        if left < size.takes_s:
+            say(f"{size.title}: left out, {left:.0f} s of {size.takes_s:.0f}; --resume goes on with it")
+            continue
+        share = min(left, max(SLACK * size.takes_s, left / (len(sizes) - number)))
+        say(f"{size.title}: {share:.0f} s of {left:.0f} s")
+        if isinstance(size, MixSize):
+            yield mix.run(
+                size.worth_s, limits.windows, setting.device, setting.compile, setting.precision, say
+            )
+        elif isinstance(size, ColdSize):
             yield cold.measure(size, setting.device, setting.precision, left, say)
         else:
             row = _row(size, limits, setting, clock() + share, clock, say)
@@ -145,7 +154,7 @@ def _row(
     data = workload.data().to(setting.device)
     order = ours.Order(workload, sweep(size.members), data, size.epochs, setting.device, setting.compile)
     together = size.members > 1 and size.members == _narrowest(size.workload)
-    ways = _ways(order, limits.window_s, together)
+    ways = _ways(order, size.calls, limits, together)
     if (size.workload, size.members) in HEAVY:
         measured = measure_apart(
             ways, limits.windows, lambda: _give_back(setting.device), deadline=deadline, clock=clock
@@ -178,8 +187,9 @@ def _compared(order: ours.Order, say: Say) -> Fidelity | None:
         return None
 
 
-def _ways(order: ours.Order, window_s: float, together: bool) -> list[Way]:
+def _ways(order: ours.Order, calls: int | None, limits: Limits, together: bool) -> list[Way]:
     """In the order of what must not be missed when time runs out."""
+    window_s = limits.window_s
     workload, members, data, device = order.workload, order.members, order.data, order.device
     first = members[0]
     captured = " + CUDA graph" if device.startswith("cuda") else ""  # on a CPU there is none to try
@@ -188,7 +198,7 @@ def _ways(order: ours.Order, window_s: float, together: bool) -> list[Way]:
         return Steps(name, count, lambda: repeated(make(), device), device, window_s)
 
     ways: list[Way] = [
-        ours.Carpool(order),
+        ours.Carpool(order, calls, math.ceil(limits.windows / calls) if calls else 1),
         steps("eager loop", 1, lambda: plain_step(workload, first, data)),
     ]
     if len(members) > 1:
@@ -198,6 +208,9 @@ def _ways(order: ours.Order, window_s: float, together: bool) -> list[Way]:
             steps("vmap, eager", len(members), lambda: vmap_step(workload, members, data)),
         ]
     ways.append(steps(f"compiled{captured}", 1, lambda: captured_plain_step(workload, first, data)))
+    if together and workload.name in IMAGES:
+        innermost = partial(captured_plain_step, workload, first, data, innermost=True)
+        ways.append(steps(f"compiled, channels innermost{captured}", 1, innermost))
     if together:
         few = sampled(members, COUNT)
         ways += [

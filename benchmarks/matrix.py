@@ -155,8 +155,7 @@ class Auto(Way):
     def _train(self, epochs: int) -> int:
         watch = Stopwatch()
         results = carpool.train(self._jobs(epochs), device=self._device, reporters=[watch])
-        if (window := watch.window()) is not None:
-            self._steady.append(window)
+        self._steady += watch.windows()
         kinds = {result.strategy for result in results}
         self._notes |= {f"ran {' and '.join(sorted(kinds))}": None}
         for result in results:

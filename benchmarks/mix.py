@@ -1,7 +1,6 @@
 """Eight different models together on one GPU, two of each structure, a fixed number of steps each.
 
-The score of a way is how long the eight take one after another in an eager loop, divided by the way's makespan. The peers'
-makespans leave out building, compiling and capturing; carpool's is given as a whole call, and as what a call with twice the steps
+The peers' makespans leave out building, compiling and capturing; carpool's is given as a whole call, and as what a call with twice the steps
 takes longer, which leaves that out too.
 """
 
@@ -10,168 +9,129 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
-from statistics import median
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
 import carpool
-from benchmarks.peers_cuda import captured_plain_step, plain_step
-from benchmarks.workloads import WORKLOADS, Data, Member, Workload, accuracy, loss
-from carpool.events import Event, GroupEnded
+from benchmarks import ours
+from benchmarks.peers_cuda import captured_plain_step, plain_step, repeated
+from benchmarks.record import OURS, Mix
+from benchmarks.windows import timed
+from benchmarks.workloads import WORKLOADS, Data, Member, Workload
 
 MIX = ("tiny", "mlp", "cnn", "tfm") * 2
-LONG = 8  # times the steps in the run that the shares are read from, so that opening weighs little
+WHOLE, OPEN = f"{OURS}, whole call", f"{OURS}, once open"
+GRAPHS, COMPILED = "threads + CUDA graphs", "threads + compiled CUDA graphs"
 
 
-@dataclass
-class Mixed:
-    """What a run measured: seconds of every way, window by window, and the steps of each model."""
-
-    steps: dict[str, int]
-    eager_s: list[float] = field(default_factory=list)
-    threads_s: list[float] = field(default_factory=list)
-    compiled_s: list[float] = field(default_factory=list)
-    whole_s: list[float] = field(default_factory=list)
-    twice_s: list[float] = field(default_factory=list)
-    first_s: float = 0.0
-    long_s: float = 0.0
-    shares: dict[str, float] = field(default_factory=dict)
-
-    def plain(self) -> dict[str, Any]:
-        """With the scores, which are ratios of medians."""
-        eager = median(self.eager_s)
-        ways = {
-            "threads + CUDA graphs": self.threads_s,
-            "threads + compiled CUDA graphs": self.compiled_s,
-            "carpool, whole call": self.whole_s,
-            "carpool, once open": [two - one for one, two in zip(self.whole_s, self.twice_s, strict=True)],
-        }
-        scores = {way: round(eager / median(seconds), 2) for way, seconds in ways.items() if seconds}
-        return {**asdict(self), "scores": scores}
-
-
-def run(device: str, worth_s: float, windows: int, compiled: bool, say: Callable[[str], None]) -> Mixed:
-    """All ways in turns, window by window."""
-    data = {name: WORKLOADS[name].data().to(device) for name in dict.fromkeys(MIX)}
-    epochs = {name: _epochs(WORKLOADS[name], data[name], worth_s) for name in data}
-    mixed = Mixed({name: epochs[name] * WORKLOADS[name].epoch_steps for name in data})
-    say(f"steps each: {mixed.steps}")
-    threads = _Threads([_captured(i, name, data[name], False) for i, name in enumerate(MIX)])
-    quick = (
-        _Threads([_captured(i, name, data[name], True) for i, name in enumerate(MIX)]) if compiled else None
-    )
-    steps = [mixed.steps[name] for name in MIX]
-    mixed.first_s = _ours(data, epochs, device)[0]
+def run(
+    worth_s: float,
+    windows: int,
+    device: str,
+    compile: str | bool,
+    word: str,
+    say: Callable[[str], None] = print,
+) -> Mix:
+    """All ways in turns, window by window. What an eager loop does in so many seconds is what each model trains."""
+    workloads = {name: replace(WORKLOADS[name], precision=word) for name in dict.fromkeys(MIX)}
+    parts = [_Part(workloads[name], workloads[name].data().to(device)) for name in workloads]
+    epochs = [part.epochs(worth_s) for part in parts]
+    steps = {p.workload.name: count * p.workload.epoch_steps for p, count in zip(parts, epochs, strict=True)}
+    say(f"  steps each: {steps}")
+    ways: dict[str, Callable[[], float]] = {GRAPHS: _Threads(parts, list(steps.values()), device, False)}
+    if compile is True:
+        ways[COMPILED] = _Threads(parts, list(steps.values()), device, True)
+    first_s = _ours(parts, epochs, device, compile)
+    eager: list[float] = []
+    found: dict[str, list[float]] = {name: [] for name in (*ways, WHOLE, OPEN)}
     for _ in range(windows):
-        mixed.eager_s.append(_eager(data, mixed.steps))
-        mixed.threads_s.append(threads.run(steps))
-        if quick is not None:
-            mixed.compiled_s.append(quick.run(steps))
-        mixed.whole_s.append(_ours(data, epochs, device)[0])
-        twice, _ = _ours(data, {name: 2 * count for name, count in epochs.items()}, device)
-        mixed.twice_s.append(twice)
-        say(
-            f"eager {mixed.eager_s[-1]:.2f} s, threads {mixed.threads_s[-1]:.2f} s,"
-            f" ours {mixed.whole_s[-1]:.2f} s, twice the steps {twice:.2f} s"
-        )
-    mixed.long_s, mixed.shares = _ours(data, {name: LONG * count for name, count in epochs.items()}, device)
-    say(f"shares over {mixed.long_s:.1f} s: {mixed.shares}")
-    return mixed
+        eager.append(sum(part.eager_s(own) for part, own in zip(parts, steps.values(), strict=True)))
+        for name, way in ways.items():
+            found[name].append(way())
+        once = _ours(parts, epochs, device, compile)
+        twice = _ours(parts, [2 * count for count in epochs], device, compile)
+        found[WHOLE].append(once)
+        found[OPEN].append(twice - once)
+        say("  " + ", ".join(f"{name} {seconds[-1]:.2f} s" for name, seconds in found.items()))
+    return Mix(steps, tuple(eager), {name: tuple(seconds) for name, seconds in found.items()}, first_s)
 
 
-def _epochs(workload: Workload, data: Data, worth_s: float) -> int:
-    """How many epochs an eager loop runs in about so many seconds."""
-    step = plain_step(workload, Member(0, 1e-3), data)
-    for _ in range(20):
-        step()
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    for _ in range(100):
-        step()
-    torch.cuda.synchronize()
-    return max(1, round(worth_s * 100 / (time.perf_counter() - started) / workload.epoch_steps))
+@dataclass(frozen=True)
+class _Part:
+    """A structure of the mix, of which there are two models."""
 
+    workload: Workload
+    data: Data
 
-def _eager(data: dict[str, Data], steps: dict[str, int]) -> float:
-    """One after another. Both of a pair take as long, and a tenth of the steps a tenth: so much is run, the rest counted."""
-    seconds = 0.0
-    for name, own in data.items():
-        step = plain_step(WORKLOADS[name], Member(0, 1e-3), own)
-        for _ in range(5):
-            step()
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        taken = max(1, steps[name] // 10)
-        for _ in range(taken):
-            step()
-        torch.cuda.synchronize()
-        seconds += 2 * (time.perf_counter() - started) * steps[name] / taken
-    return seconds
+    def epochs(self, worth_s: float) -> int:
+        """How many epochs an eager loop runs in about so many seconds."""
+        take = self._eager()
+        take(20)
+        seconds = timed(lambda: take(100)).seconds
+        return max(1, round(worth_s * 100 / seconds / self.workload.epoch_steps))
 
+    def eager_s(self, steps: int) -> float:
+        """One after the other. Both take as long, and a tenth of the steps a tenth: so much is run, the rest counted."""
+        take, taken = self._eager(), max(1, steps // 10)
+        take(5)
+        return 2 * timed(lambda: take(taken)).seconds * steps / taken
 
-def _captured(seed: int, name: str, data: Data, compiled: bool) -> Callable[[], None]:
-    return captured_plain_step(WORKLOADS[name], Member(seed, 1e-3), data, compiled)
+    def _eager(self) -> Callable[[int], int]:
+        run = repeated(plain_step(self.workload, Member(0, 1e-3), self.data), str(self.data.x.device))
+
+        def take(steps: int) -> int:
+            run(steps)
+            return steps
+
+        return take
 
 
 class _Threads:
     """A thread and a stream for each model; every 16 steps a thread waits for its stream."""
 
-    def __init__(self, replays: Sequence[Callable[[], None]]) -> None:
-        self._replays = replays
-        self._streams = [torch.cuda.Stream() for _ in replays]
+    def __init__(self, parts: Sequence[_Part], steps: Sequence[int], device: str, compiled: bool) -> None:
+        self._steps = [*steps, *steps]
+        self._replays = [
+            captured_plain_step(part.workload, Member(seed, 1e-3), part.data, compiled)
+            for seed, part in enumerate([*parts, *parts])
+        ]
+        self._streams = [torch.cuda.Stream() if device.startswith("cuda") else None for _ in self._replays]
 
-    def run(self, steps: Sequence[int]) -> float:
-        def work(number: int) -> None:
-            with torch.cuda.stream(self._streams[number]):
-                for start in range(0, steps[number], 16):
-                    for _ in range(min(16, steps[number] - start)):
-                        self._replays[number]()
-                    self._streams[number].synchronize()
+    def __call__(self) -> float:
+        threads = [threading.Thread(target=self._work, args=(place,)) for place in range(len(self._steps))]
 
-        torch.cuda.synchronize()
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(self._replays))]
-        started = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return time.perf_counter() - started
+        def run() -> int:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return sum(self._steps)
 
+        return timed(run).seconds
 
-class _Shares:
-    """Hears how much of the device's time each group had for each second it was open."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, float] = {}
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, GroupEnded) and event.seconds > 0:
-            self.found[event.names[0]] = event.busy_s / event.seconds
+    def _work(self, place: int) -> None:
+        stream, steps = self._streams[place], self._steps[place]
+        with torch.cuda.stream(stream):
+            for start in range(0, steps, 16):
+                for _ in range(min(16, steps - start)):
+                    self._replays[place]()
+                if stream is not None:
+                    stream.synchronize()
 
 
-def _ours(data: dict[str, Data], epochs: dict[str, int], device: str) -> tuple[float, dict[str, float]]:
-    jobs = [
-        carpool.Job(
-            WORKLOADS[name].make,
-            data=(data[name].x, data[name].y),
-            name=f"{name}-{number}",
-            loss=loss,
-            metrics={"accuracy": accuracy},
-            optimizer=partial(torch.optim.Adam, lr=1e-3),
-            batch_size=WORKLOADS[name].batch_size,
-            epochs=epochs[name],
-            seed=number,
+def _ours(parts: Sequence[_Part], epochs: Sequence[int], device: str, compile: str | bool) -> float:
+    orders = [
+        ours.Order(
+            part.workload, (Member(seed, 1e-3), Member(seed + len(parts), 1e-3)), part.data, own, device
         )
-        for number, name in enumerate(MIX)
+        for seed, (part, own) in enumerate(zip(parts, epochs, strict=True))
     ]
-    shares = _Shares()
+    jobs = [job for order in orders for job in ours.jobs(order)]
     started = time.perf_counter()
-    results = carpool.train(jobs, device=device, reporters=[shares], compile=True)
-    whole = time.perf_counter() - started
+    results = carpool.train(jobs, device=device, reporters=[], compile=compile)
+    seconds = time.perf_counter() - started
     for result in results:
         if result.error is not None:
             raise result.error
-    return whole, shares.found
+    return seconds

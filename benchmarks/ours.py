@@ -37,19 +37,16 @@ class Order:
         """Steps of one member."""
         return self.epochs * self.workload.epoch_steps
 
-    @property
-    def model_steps(self) -> int:
-        return self.steps * len(self.members)
-
 
 class Carpool(Way):
     """A warm window is a whole call of `carpool.train`: jobs built, planned, checked, trained, results read."""
 
     name = OURS
 
-    def __init__(self, order: Order) -> None:
-        self.members = len(order.members)
-        self._order = order
+    def __init__(self, order: Order, calls: int | None = None, parts: int = 1) -> None:
+        """A window in each round, or only in so many; what it does once open is cut in so many parts a window."""
+        self.members, self.rounds = len(order.members), calls
+        self._order, self._parts = order, parts
         self._steady: list[Window] = []
         self._first_step_s: float | None = None
         self._peak_bytes: int | None = None
@@ -64,8 +61,7 @@ class Carpool(Way):
     def window(self) -> Window:
         watch = Pace() if self._order.epochs >= _PACED_EPOCHS else Stopwatch()
         window = timed(lambda: self._train(watch))
-        if (steady := watch.window()) is not None:
-            self._steady.append(steady)
+        self._steady += watch.windows(self._parts)
         return window
 
     def _train(self, watch: Emit) -> int:
@@ -143,7 +139,7 @@ class Stopwatch:
     def _begin(self) -> None:
         self._start, self._steps = self._clock(), 0
 
-    def window(self) -> Window | None:
-        """All groups together; None when no epoch ended."""
+    def windows(self, parts: int = 1) -> tuple[Window, ...]:
+        """One of all groups together, whatever the parts; none when no epoch ended."""
         seconds = self._stop - self._start
-        return Window(seconds, self._steps) if seconds > 0 and self._steps else None
+        return (Window(seconds, self._steps),) if seconds > 0 and self._steps else ()

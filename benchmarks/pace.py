@@ -3,43 +3,56 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 
 from benchmarks.record import Window
 from carpool.events import Event, GroupAdvanced
 
 
 class Pace:
-    """Listens to chunks alone, so that members' epochs are booked as without a listener. The first few chunks are enqueued ahead."""
+    """Listens to chunks alone, so that members' epochs are booked as without a listener.
+
+    It hears of a chunk when it is enqueued. So it counts while every group has as many chunks under way as it ever has: after the first few
+    of each, and until one of them has no more.
+    """
 
     hears = frozenset({GroupAdvanced})
     ahead = 4
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._chunks: list[tuple[float, int]] = []
-        self._groups: set[int] = set()
-        self._begun = 0
+        self._chunks: list[tuple[float, int, int]] = []
 
     def __call__(self, event: Event) -> None:
         assert isinstance(event, GroupAdvanced), event
-        if event.group not in self._groups:  # until then some were being opened
-            self._groups.add(event.group)
-            self._begun = len(self._chunks)
-        self._chunks.append((self._clock(), event.steps))
+        self._chunks.append((self._clock(), event.steps, event.group))
 
-    def window(self) -> Window | None:
-        """From chunk to chunk, once every group has had one; None of a run of too few chunks to tell."""
-        seen = self._chunks[self._begun + self.ahead :]
-        if len(seen) < 2:
-            return None
-        return Window(seen[-1][0] - seen[0][0], sum(steps for _, steps in seen[1:]))
+    def windows(self, parts: int = 1) -> tuple[Window, ...]:
+        """From chunk to chunk, in so many parts one after another, or fewer; none of a run of too few chunks to tell."""
+        seen = self._steady()
+        parts = min(parts, len(seen) - 1)
+        cuts = [round(part * (len(seen) - 1) / parts) for part in range(parts + 1)] if parts > 0 else []
+        return tuple(
+            Window(seen[stop][0] - seen[start][0], sum(steps for _, steps, _ in seen[start + 1 : stop + 1]))
+            for start, stop in pairwise(cuts)
+        )
+
+    def _steady(self) -> list[tuple[float, int, int]]:
+        last = {group: place for place, (_, _, group) in enumerate(self._chunks)}
+        heard: Counter[int] = Counter()
+        for place, (_, _, group) in enumerate(self._chunks):
+            heard[group] += 1
+            if all(heard[each] > self.ahead for each in last):
+                return self._chunks[place : min(last.values()) + 1]
+        return []
 
     @property
     def rate(self) -> float | None:
         """Model-steps a second."""
-        window = self.window()
-        return window.rate if window else None
+        found = self.windows()
+        return found[0].rate if found else None
 
 
 class FirstStep:

@@ -128,10 +128,14 @@ def captured_step(workload: Workload, members: Sequence[Member], data: Data) -> 
     return captured(torch.compile(vmap_step(workload, members, data)), data.x.device)
 
 
-def captured_plain_step(workload: Workload, member: Member, data: Data, compiled: bool = True) -> Step:
-    """One model compiled and captured: what one after another reaches when its owner takes the trouble."""
-    device = data.x.device
+def captured_plain_step(
+    workload: Workload, member: Member, data: Data, compiled: bool = True, innermost: bool = False
+) -> Step:
+    """One model compiled and captured: what one after another reaches when its owner takes the trouble; images with channels innermost, if wanted."""
+    device, layout = data.x.device, torch.channels_last if innermost else torch.contiguous_format
     model = seeded(workload, member).to(device)
+    if innermost:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.Adam(
         model.parameters(), lr=member.lr, fused=True, capturable=device.type == "cuda"
     )
@@ -150,7 +154,7 @@ def captured_plain_step(workload: Workload, member: Member, data: Data, compiled
     def step() -> None:
         rows = order[place + offsets]
         optimizer.zero_grad(set_to_none=True)
-        value, right = run_forward(data.x[rows], data.y[rows])
+        value, right = run_forward(data.x[rows].contiguous(memory_format=layout), data.y[rows])
         value.backward()
         optimizer.step()
         shown.add_(torch.stack([value.detach(), right]))

@@ -27,12 +27,17 @@ def bars(row: Row) -> list[tuple[str, float]]:
     return sorted(found, key=lambda bar: bar[1])
 
 
+def drawn(report: Report) -> list[Row]:
+    """The rows that have a bar."""
+    return [row for row in report.rows if bars(row)]
+
+
 def draw(report: Report, path: Path) -> Path:
-    """Writes the PNG."""
+    """Writes the PNG, of a report that has a row to draw."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = [row for row in report.rows if bars(row)]
+    rows = drawn(report)
     heights = [_BAR_INCHES * len(bars(row)) + _HEAD_INCHES for row in rows]
     figure = Figure(figsize=(_WIDTH_INCHES, sum(heights) + _HEAD_INCHES), layout="constrained")
     FigureCanvasAgg(figure)
@@ -51,12 +56,12 @@ def draw(report: Report, path: Path) -> Path:
 def _draw_row(axis: Any, row: Row, bound: float | None) -> None:
     found = bars(row)
     colours = {OURS: _OURS, f"{OURS}, once open": _OPEN}
-    drawn = axis.barh(
+    shown = axis.barh(
         [name for name, _ in found],
         [rate for _, rate in found],
         color=[colours.get(name, _PEER) for name, _ in found],
     )
-    axis.bar_label(drawn, labels=[count(rate) for _, rate in found], padding=3, fontsize=7)
+    axis.bar_label(shown, labels=[count(rate) for _, rate in found], padding=3, fontsize=7)
     axis.set_xscale("log")
     axis.set_xlim(0.5 * found[0][1], 4 * max(found[-1][1], bound or 0))
     if bound is not None:

@@ -117,6 +117,26 @@ class Cold:
 
 
 @dataclass(frozen=True)
+class Mix:
+    """Different models together, a fixed number of steps each: seconds of every way, window by window.
+
+    The score of a way is how long all of them take one after another in an eager loop, divided by its makespan.
+    """
+
+    steps: Mapping[str, int]
+    eager_s: tuple[float, ...]
+    makespans: Mapping[str, tuple[float, ...]]
+    first_s: float
+
+    def score(self, way: str) -> float:
+        return statistics.median(self.eager_s) / self.seconds(way)
+
+    def seconds(self, way: str) -> float:
+        """The median window's."""
+        return statistics.median(self.makespans[way])
+
+
+@dataclass(frozen=True)
 class Row:
     """Models of one structure trained every way."""
 
@@ -172,6 +192,7 @@ class Report:
     rows: tuple[Row, ...] = field(default_factory=tuple)
     ceilings: Ceilings | None = None
     cold: tuple[Cold, ...] = ()
+    mix: Mix | None = None
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -190,6 +211,8 @@ def to_json(report: Report) -> dict[str, Any]:
             entry["ratio_of_carpool"] = row.ratio(one.way)
             entry["ratio_of_carpool_once_open"] = row.open_ratio(one.way)
         shown["bound_model_steps_per_s"] = row.bound(report.ceilings)
+    if report.mix is not None:
+        plain["mix"]["scores"] = {way: report.mix.score(way) for way in report.mix.makespans}
     return plain
 
 
@@ -202,6 +225,7 @@ def from_json(plain: Mapping[str, Any]) -> Report:
             "rows": tuple(_row(row) for row in plain["rows"]),
             "ceilings": _made(Ceilings, plain.get("ceilings")),
             "cold": tuple(_cold(one) for one in plain.get("cold", ())),
+            "mix": _mix(plain["mix"]) if plain.get("mix") else None,
         }
     )
 
@@ -221,6 +245,11 @@ def _row(plain: Mapping[str, Any]) -> Row:
 def _cold(plain: Mapping[str, Any]) -> Cold:
     calls = {name: _made(ColdCall, plain[name]) for name in ("first", "again")}
     return Cold(**{**plain, **calls})
+
+
+def _mix(plain: Mapping[str, Any]) -> Mix:
+    makespans = {way: tuple(seconds) for way, seconds in plain["makespans"].items()}
+    return Mix(plain["steps"], tuple(plain["eager_s"]), makespans, plain["first_s"])
 
 
 def _measured(plain: Mapping[str, Any]) -> Measured:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.hardware import slug
-from benchmarks.record import OURS, Cold, Report, Row, from_json, to_json
-from benchmarks.tables import markdown
+from benchmarks.record import OURS, Cold, Mix, Report, Row, from_json, to_json
+from benchmarks.tables import markdown, shortly
+from benchmarks.workloads import WORKLOADS
 
+USUAL = "tf32"
 START, END = "<!-- benchmarks:start -->", "<!-- benchmarks:end -->"
 
 
 class MarkersMissing(Exception):
     """The README has no place for the table."""
+
+
+class OtherRun(Exception):
+    """What is there was measured by other code, or on another GPU."""
 
 
 # Files
@@ -40,47 +46,78 @@ def place(report: Report, folder: Path) -> Path:
 
 
 def resumed(report: Report, folder: Path) -> Report:
-    """The report with the whole rows of one of the same place that was cut, where hardware and versions are the same."""
+    """The report with what one of the same place that was cut has whole. Code and GPU must be the same; that the host was another is noted."""
     path = place(report, folder)
     if not path.exists():
         return report
     before = from_json(json.loads(path.read_text()))
-    if (before.hardware, before.versions) != (report.hardware, report.versions):
-        return report
+    if _identity(before) != _identity(report):
+        raise OtherRun(
+            f"Expected {path.name} to be of this code and hardware, {_identity(report)}; it is of {_identity(before)}."
+            " Move it away, or leave --resume out."
+        )
+    notes = dict.fromkeys((*report.notes, *before.notes))
+    if before.hardware != report.hardware:
+        host = "Rows were measured beside other CPUs too: {cpu}, {cores} cores.".format_map(before.hardware)
+        notes |= {host: None}
     return replace(
         report,
-        rows=tuple(row for row in before.rows if _is_whole(row)),
+        notes=tuple(notes),
+        rows=tuple(row for row in before.rows if _is_whole(row, report.settings.get("windows", 1))),
         cold=tuple(one for one in before.cold if not one.note),
+        mix=before.mix,
         ceilings=before.ceilings or report.ceilings,
     )
 
 
-def _is_whole(row: Row) -> bool:
-    """Whether carpool was timed and no way was left out for want of time."""
+def _identity(report: Report) -> dict[str, object]:
+    return {"gpu": report.hardware.get("gpu"), **report.versions}
+
+
+def _is_whole(row: Row, windows: int) -> bool:
+    """Whether carpool was timed, and every way that could be has all its windows."""
     ours = row.way(OURS)
-    is_timed = ours is not None and ours.rate is not None
-    return is_timed and not any(one.note.startswith("skipped") for one in row.measured)
+    if ours is None or ours.rate is None or len(ours.steady or ours.windows) < windows:
+        return False
+    peers = [one for one in row.measured if one is not ours]
+    return all(
+        not one.note.startswith("skipped") if one.note else len(one.windows) >= windows for one in peers
+    )
 
 
-def grown(report: Report, found: Row | Cold) -> Report:
-    """With one row more."""
+def grown(report: Report, found: Row | Cold | Mix) -> Report:
+    """With one row more, those of a structure beside one another."""
+    if isinstance(found, Mix):
+        return replace(report, mix=found)
     if isinstance(found, Cold):
         return replace(report, cold=(*report.cold, found))
-    return replace(report, rows=(*report.rows, found))
+    places = {name: place for place, name in enumerate(WORKLOADS)}
+    rows = (*report.rows, found)
+    if all(row.workload in places for row in rows):
+        rows = tuple(sorted(rows, key=lambda row: (places[row.workload], row.members)))
+    return replace(report, rows=rows)
 
 
 def newest(folder: Path) -> list[Report]:
-    """The newest full report of each kind, GPU first; quick runs and other precisions than the usual one never count."""
+    """The newest full report of each kind, GPU first, after each in the usual precision those in others; quick runs never count."""
     reports = [from_json(json.loads(path.read_text())) for path in sorted(folder.glob("[0-9]*.json"))]
-    usual = [one for one in reports if not one.quick and one.settings.get("precision", "tf32") == "tf32"]
-    latest = {report.kind: report for report in sorted(usual, key=lambda one: one.date)}
-    return [latest[kind] for kind in ("gpu", "cpu") if kind in latest]
+    full = sorted((one for one in reports if not one.quick), key=lambda one: one.date)
+    latest = {(report.kind, _precision(report)): report for report in full}
+    places = [(kind, word) for kind in ("gpu", "cpu") for word in (USUAL, "bf16", "fp32")]
+    return [latest[place] for place in places if place in latest]
 
 
-def rewrite_readme(readme: Path, reports: Iterable[Report], results: Path) -> None:
-    """Puts the tables between the README's markers, each with its plot where there is one."""
-    tables = "\n".join(markdown(report) + _picture(report, readme, results) for report in reports)
-    readme.write_text(replaced(readme.read_text(), tables))
+def _precision(report: Report) -> str:
+    return str(report.settings.get("precision", USUAL))
+
+
+def rewrite_readme(readme: Path, reports: Sequence[Report], results: Path) -> None:
+    """Puts the tables between the README's markers: whole in the usual precision, with a plot where there is one, short in others."""
+    usual = [one for one in reports if _precision(one) == USUAL]
+    tables = [markdown(report) + _picture(report, readme, results) for report in usual]
+    if others := [one for one in reports if _precision(one) != USUAL]:
+        tables.insert(1, shortly(others))
+    readme.write_text(replaced(readme.read_text(), "\n".join(tables)))
 
 
 def _picture(report: Report, readme: Path, results: Path) -> str:

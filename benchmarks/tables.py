@@ -5,20 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.jax_worker import NAME as JAX
-from benchmarks.record import OURS, Cold, Fidelity, Measured, Report, Row
+from benchmarks.record import OURS, Cold, Fidelity, Measured, Mix, Report, Row
 
 
 def markdown(report: Report) -> str:
     """The tables, one after another, with a caption under them."""
-    parts = [_headline(report), _peers(report), *([_cold(report)] if report.cold else [])]
+    parts = [_headline(report), _peers(report), _beginnings(report)]
+    parts += [_cold(report)] if report.cold else []
+    parts += [_mix(report.mix)] if report.mix else []
     return "\n\n".join(["\n".join(part) for part in parts] + ["\n".join(_caption(report))]) + "\n"
+
+
+def shortly(reports: Sequence[Report]) -> str:
+    """A table of rows in other precisions, with what was measured beside them in the same run."""
+    heads = ["models", "precision", OURS, "once open", "÷ best torch peer", f"÷ {JAX}", "largest Δ weight"]
+    rows = [
+        [_models(row), word, *_rate_cells(row), _ratios(row, JAX), _fidelity_cell(row.fidelity)]
+        for word, report in ((str(report.settings.get("precision")), report) for report in reports)
+        for row in report.rows
+    ]
+    return "\n".join(_table(heads, rows)) + "\n"
 
 
 # carpool itself
 
 
 def _headline(report: Report) -> list[str]:
-    heads = ["models", "first step", "cold call", "warm call", "carpool", "once open", "÷ best torch peer"]
+    heads = ["models", "first step", "first call", "warm call", "carpool", "once open", "÷ best torch peer"]
     heads += [f"÷ {JAX}"] if JAX in report.ways else []
     heads += ["of the floor"] if report.ceilings else []
     heads += ["memory a model"] if report.kind == "gpu" else []
@@ -26,16 +39,19 @@ def _headline(report: Report) -> list[str]:
 
 
 def _headline_cells(report: Report, row: Row) -> list[str]:
-    ours = row.way(OURS)
-    cells = [_models(row), *_call_cells(row)]
-    cells.append(f"**{count(ours.rate)}**" if ours and ours.rate else _missing(ours))
-    cells.append(count(ours.steady_rate) if ours and ours.steady_rate else "–")
-    best = row.best(apart=(JAX,))
-    cells.append(f"{_ratios(row, best)}, {best}" if best else "–")
+    cells = [_models(row), *_call_cells(row), *_rate_cells(row)]
     cells += [_ratios(row, JAX)] if JAX in report.ways else []
     cells += [_floor_cell(report, row)] if report.ceilings else []
     cells += [_memory_cell(row)] if report.kind == "gpu" else []
     return [*cells, _fidelity_cell(row.fidelity)]
+
+
+def _rate_cells(row: Row) -> list[str]:
+    """Of a whole warm call, once open, and beside the best peer."""
+    ours, best = row.way(OURS), row.best(apart=(JAX,))
+    whole = f"**{count(ours.rate)}**" if ours and ours.rate else _missing(ours)
+    open = count(ours.steady_rate) if ours and ours.steady_rate else "–"
+    return [whole, open, f"{_ratios(row, best)}, {best}" if best else "–"]
 
 
 def _call_cells(row: Row) -> list[str]:
@@ -89,6 +105,41 @@ def _peer_cell(row: Row, peer: str) -> str:
     return f"{count(found.rate)} ({_ratios(row, peer)})" if row.ratio(peer) else count(found.rate)
 
 
+def _beginnings(report: Report) -> list[str]:
+    """What every way takes before its first window, and the most memory it held, by model."""
+    return _table(
+        ["built, compiled, warmed up; memory a model", *report.ways],
+        [[_models(row), *(_beginning_cell(row, way) for way in report.ways)] for row in report.rows],
+    )
+
+
+def _beginning_cell(row: Row, way: str) -> str:
+    found = row.way(way)
+    if found is None or found.first is None:
+        return "–"
+    held = f", {found.peak_bytes / found.members / 2**20:.1f} MiB" if found.peak_bytes else ""
+    return f"{found.first.seconds:.1f} s{held}"
+
+
+def _mix(mix: Mix) -> list[str]:
+    """Scores of every way, and carpool's over each."""
+    ways, ours = list(mix.makespans), [way for way in mix.makespans if way.startswith(OURS)]
+    heads = [
+        "a mix of different models",
+        "makespan",
+        "eager in turn ÷ makespan",
+        *(f"{own} ÷ it" for own in ours),
+    ]
+    return _table(
+        heads,
+        [
+            [way, f"{mix.seconds(way):.2f} s", times(mix.score(way))]
+            + [times(mix.seconds(way) / mix.seconds(own)) for own in ours]
+            for way in ways
+        ],
+    )
+
+
 def _cold(report: Report) -> list[str]:
     heads = ["from nothing", "first step", "whole call", "second run: first step", "whole call", "eager loop"]
     return _table([*heads, "eager loop ÷ whole call, both runs"], [_cold_cells(one) for one in report.cold])
@@ -136,11 +187,10 @@ def _rounds(report: Report) -> str:
 def _cold_notes(cold: Sequence[Cold]) -> list[str]:
     if not cold:
         return []
-    steps = max(one.eager_steps for one in cold)
     return [
         "- From nothing: a fresh process with every cache empty, from the call of `carpool.train` to its return, loading compilers included,"
         " importing torch not; the second run is another process that finds what the first left on disk.",
-        f"- The eager loop's time is counted up from {steps} steps each of two models in a fresh process; what it loads once counts once.",
+        "- The eager loop's time is counted up from all steps of two models in a fresh process; what it loads once counts once. Each figure is one call's.",
         *(f"- {one.members} × {one.workload}, {one.steps} steps: {one.note}" for one in cold if one.note),
     ]
 

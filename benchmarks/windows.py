@@ -23,6 +23,8 @@ class Way(ABC):
 
     name: str
     members: int
+    rounds: int | None = None
+    """In how many rounds it has a window; None: in all."""
 
     def begin(self) -> None:
         """Starts what `prepare` will wait for, in processes of its own, while others are prepared."""
@@ -93,7 +95,8 @@ def measure(
             if number and clock() > deadline:
                 break
             for way in ways:
-                found[way.name] = _windowed(way, found[way.name])
+                if number in _rounds(way, windows):
+                    found[way.name] = _windowed(way, found[way.name])
         return tuple(way.finished(found[way.name]) for way in ways)
     finally:
         for way in ways:
@@ -135,6 +138,12 @@ def _prepared(way: Way) -> Measured:
         return Measured(way.name, way.members, first=way.prepare())
     except Exception as error:
         return Measured(way.name, way.members, note=_failed(error))
+
+
+def _rounds(way: Way, windows: int) -> set[int]:
+    """Those rounds in which it has a window, spread over all of them."""
+    wanted = windows if way.rounds is None else min(way.rounds, windows)
+    return {round(place * (windows - 1) / max(1, wanted - 1)) for place in range(wanted)}
 
 
 def _windowed(way: Way, so_far: Measured) -> Measured:

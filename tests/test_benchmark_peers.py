@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,14 +14,14 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import cold, cpu, floor, gpu, peers_together, precision
+from benchmarks import cold, floor, gpu, mix, peers_together, precision
 from benchmarks import report as reporting
-from benchmarks.cold import ColdSize
 from benchmarks.pace import FirstStep, Pace
 from benchmarks.peers_cuda import captured_plain_step, plain_step
 from benchmarks.peers_torch import Stacked, eager_step, seeded
 from benchmarks.record import OURS, Ceilings, ColdCall, Measured, Need, Row, Window
 from benchmarks.resnet import resnet
+from benchmarks.sizes import ColdSize, MixSize, Size
 from benchmarks.workloads import WORKLOADS, sweep
 from carpool.events import GroupAdvanced
 
@@ -194,11 +195,7 @@ def test_a_cold_row_is_a_process_with_empty_caches_and_one_that_finds_them_full(
         folder = Path(env["CARPOOL_CACHE"])
         seen.append((line, env, folder.exists()))
         folder.mkdir(exist_ok=True)
-        said = (
-            {"first_s": 3.0, "next_s": 0.5, "steps": 8}
-            if "--eager" in line
-            else {"first_step_s": 1.0, "seconds": 2.0}
-        )
+        said = {"first_s": 3.0, "next_s": 0.5} if "--eager" in line else {"first_step_s": 1.0, "seconds": 2.0}
         return subprocess.CompletedProcess(line, 0, f"chatter\n{json.dumps(said)}\n")
 
     monkeypatch.setattr(subprocess, "run", run)
@@ -219,7 +216,6 @@ def test_a_cold_row_is_a_process_with_empty_caches_and_one_that_finds_them_full(
 
 def test_the_eager_loop_of_a_cold_call_trains_two_models() -> None:
     found = cold.eager(ColdSize("small-mlp", 64, 8), "cpu", "fp32")
-    assert found.steps == 8
     assert min(found.first_s, found.next_s) > 0
 
 
@@ -247,21 +243,35 @@ def test_the_first_step_and_the_pace_are_heard() -> None:
     pace = Pace(clock=lambda: next(times))
     for _ in range(Pace.ahead + 1):
         pace(GroupAdvanced(0, 8))
-    assert pace.window() is None
+    assert (pace.windows(), pace.rate) == ((), None)
     pace(GroupAdvanced(0, 8))
     pace(GroupAdvanced(0, 6))
-    assert (pace.window(), pace.rate) == (Window(2.0, 14), 7.0)
+    assert (pace.windows(), pace.rate) == ((Window(2.0, 14),), 7.0)
+    assert pace.windows(5) == (Window(1.0, 8), Window(1.0, 6))
 
 
-def test_the_pace_of_several_groups_begins_when_the_last_is_open() -> None:
-    times = iter(range(100))
-    pace = Pace(clock=lambda: next(times))
-    for group in (0, 0, 0, 1, 0, 1, 2):
-        pace(GroupAdvanced(group, 4))
-    assert pace.window() is None
-    for group in (0, 1, 2, 0, 1):
-        pace(GroupAdvanced(group, 4))
-    assert pace.window() == Window(1.0, 4)
+@pytest.mark.parametrize(("groups", "chunks"), [(1, 12), (8, 24), (32, 12)])
+def test_the_pace_of_groups_that_enqueue_ahead_is_the_device_s(groups: int, chunks: int) -> None:
+    """One queue, a second a chunk; each group may have three under way, and is opened half a second after the one before."""
+    now, finished, under_way = 0.0, 0.0, deque[tuple[float, int]]()
+    pace = Pace(clock=lambda: now)
+    left = dict.fromkeys(range(groups), chunks)
+    while any(left.values()):
+        while under_way and under_way[0][0] <= now:
+            under_way.popleft()
+        free = [
+            group
+            for group in left
+            if left[group] and now >= group / 2 and sum(own == group for _, own in under_way) < 3
+        ]
+        for group in free[:1]:
+            left[group] -= 1
+            finished = max(now, finished) + 1.0
+            under_way.append((finished, group))
+            pace(GroupAdvanced(group, 4))
+        if not free:
+            now += 0.5
+    assert pace.rate == pytest.approx(4.0, rel=0.03)
 
 
 # The whole run
@@ -270,8 +280,10 @@ def test_the_pace_of_several_groups_begins_when_the_last_is_open() -> None:
 @pytest.mark.slow
 def test_the_gpu_run_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: None) -> None:
     uncompiled(monkeypatch)
-    monkeypatch.setattr(gpu, "SIZES", (cpu.Size("small-mlp", 2, 1), cpu.Size("small-mlp", 1, 1)))
+    monkeypatch.setattr(gpu, "SIZES", (Size("small-mlp", 2, 1), Size("small-mlp", 1, 1)))
     monkeypatch.setattr(gpu, "COLD", ())
+    monkeypatch.setattr(gpu, "MIX", MixSize(worth_s=0.01, takes_s=1))
+    monkeypatch.setattr(mix, "MIX", ("small-mlp",) * 2)
     monkeypatch.setattr(gpu, "COUNT", 2)
     monkeypatch.setattr(gpu, "WINDOW_S", 0.01)
     monkeypatch.setitem(floor._SIDE, "cpu", 64)
@@ -282,7 +294,7 @@ def test_the_gpu_run_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
 
     (path,) = tmp_path.glob("*.json")
     report = reporting.from_json(json.loads(path.read_text()))
-    together, alone = report.rows
+    alone, together = report.rows
     assert path.stem.endswith("-cpu-fp32")
     assert [(one.way, one.members) for one in together.measured] == [
         (OURS, 2),
@@ -299,6 +311,8 @@ def test_the_gpu_run_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     assert all(one.rate for one in timed), [(one.way, one.note) for one in timed]
     assert shared.note.startswith("needs a GPU")
     assert [one.way for one in alone.measured] == [OURS, "eager loop", "compiled"]
+    assert report.mix is not None
+    assert set(report.mix.makespans) == {mix.GRAPHS, mix.WHOLE, mix.OPEN}
     assert report.ceilings is not None
     assert together.bound(report.ceilings)
     assert together.fidelity is not None

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import cpu, gpu, hardware, ours, precision, tables
+from benchmarks import cpu, gpu, hardware, ours, plot, precision, tables
 from benchmarks import report as reporting
-from benchmarks.cold import ColdSize
 from benchmarks.peers_cuda import Steps, repeated
 from benchmarks.record import (
     OURS,
@@ -23,6 +22,7 @@ from benchmarks.record import (
     ColdCall,
     Fidelity,
     Measured,
+    Mix,
     Need,
     Report,
     Row,
@@ -30,6 +30,7 @@ from benchmarks.record import (
     from_json,
     to_json,
 )
+from benchmarks.sizes import ColdSize, MixSize, Size
 from benchmarks.windows import Called, Unavailable, measure, measure_apart
 from benchmarks.workloads import sampled, sweep
 from carpool.events import EpochEnded, Event, GroupAdvanced, GroupStarted, GroupVerified
@@ -69,6 +70,22 @@ def test_windows_alternate_and_the_median_window_counts() -> None:
     assert one.first == Window(9.0, 10)
     assert (one.rate, one.seconds) == (5.0, 2.0)
     assert (other.rate, other.seconds) == (2.5, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("windows", "rounds", "expected"), [(5, 2, [0, 4]), (5, 3, [0, 2, 4]), (5, 1, [0]), (2, 3, [0, 1])]
+)
+def test_a_way_of_few_windows_has_them_spread_over_the_rounds(windows, rounds, expected) -> None:
+    clock, log = FakeClock(), []
+    few = Called("few", 1, clock.takes("few", iter([1.0] * 9), log), clock=clock)
+    few.rounds = rounds
+    all_ = Called("all", 1, clock.takes("all", iter([1.0] * 9), log), clock=clock)
+
+    one, other = measure([all_, few], windows, clock=clock)
+
+    assert (len(one.windows), len(other.windows)) == (windows, len(expected))
+    turns = "".join({"all": "|", "few": "x"}[name] for name in log[2:]).split("|")[1:]
+    assert [place for place, turn in enumerate(turns) if turn] == expected
 
 
 def test_past_the_deadline_no_way_is_prepared_and_no_second_round_begins() -> None:
@@ -151,12 +168,12 @@ def test_steady_steps_fill_their_window() -> None:
 # Our own steady figure
 
 
-def heard(*events: tuple[float, Event]) -> Window | None:
+def heard(*events: tuple[float, Event]) -> tuple[Window, ...]:
     clock = FakeClock()
     stopwatch = ours.Stopwatch(clock=clock)
     for clock.now, event in events:
         stopwatch(event)
-    return stopwatch.window()
+    return stopwatch.windows()
 
 
 def test_the_stopwatch_starts_after_the_first_check_and_stops_at_the_last_epoch() -> None:
@@ -169,7 +186,7 @@ def test_the_stopwatch_starts_after_the_first_check_and_stops_at_the_last_epoch(
         (7.0, GroupAdvanced(0, 40)),
         (9.0, EpochEnded("b", 1, {})),
     )
-    assert window == Window(5.0, 80)
+    assert window == (Window(5.0, 80),)
 
 
 def test_the_stopwatch_starts_when_the_last_group_is_open() -> None:
@@ -183,11 +200,11 @@ def test_the_stopwatch_starts_when_the_last_group_is_open() -> None:
         (7.0, GroupAdvanced(0, 10)),
         (9.0, EpochEnded("a", 0, {})),
     )
-    assert window == Window(4.0, 20)
+    assert window == (Window(4.0, 20),)
 
 
 def test_a_run_without_an_epoch_has_no_figure() -> None:
-    assert heard((1.0, GroupStarted(0, ("a",), "in_turn"))) is None
+    assert heard((1.0, GroupStarted(0, ("a",), "in_turn"))) == ()
 
 
 # Reports
@@ -228,7 +245,7 @@ def test_the_table_has_rates_ratios_and_what_is_missing() -> None:
     assert shown == {
         "models": "8 × MLP, batch 32",
         "first step": "5.2 s",
-        "cold call": "6.5 s",
+        "first call": "6.5 s",
         "warm call": "0.5 s, 96 steps",
         "carpool": "**24.7 k**",
         "once open": "30.0 k",
@@ -269,15 +286,13 @@ def test_a_gpu_table_shows_memory_the_floor_and_the_gpu() -> None:
 
 
 def test_cold_calls_are_a_table_of_their_own() -> None:
-    cold = Cold("mlp", "MLP", 64, 1000, ColdCall(3.0, 10.0), ColdCall(1.0, 4.0), 100.0, 200)
+    cold = Cold("mlp", "MLP", 64, 1000, ColdCall(3.0, 10.0), ColdCall(1.0, 4.0), 100.0, 1000)
     report = replace(make_report("gpu"), cold=(cold, Cold("tfm", "tfm", 64, 100, note="failed: no room")))
 
     assert from_json(json.loads(json.dumps(to_json(report)))) == report
     text = reporting.markdown(report)
     assert "| 64 × MLP, 1000 steps | 3.0 s | 10.0 s | 1.0 s | 4.0 s | 100.0 s | 10.0×, 25.0× |" in text
-    assert (
-        "- The eager loop's time is counted up from 200 steps each of two models in a fresh process;" in text
-    )
+    assert "- The eager loop's time is counted up from all steps of two models in a fresh process;" in text
     assert "- 64 × tfm, 100 steps: failed: no room" in text
 
 
@@ -297,28 +312,65 @@ def test_a_run_that_was_cut_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
     )
     found = reporting.resumed(fresh, tmp_path)
     assert (found.rows, found.cold, found.ceilings) == (cut.rows, (whole,), Ceilings(1.0, 2.0))
-    elsewhere = replace(fresh, versions={"torch": "2.14"})
-    assert reporting.resumed(elsewhere, tmp_path) == elsewhere
+    elsewhere = replace(fresh, hardware={**fresh.hardware, "cpu": "Slow CPU"})
+    assert reporting.resumed(elsewhere, tmp_path).notes[-1].endswith("other CPUs too: Fast CPU, 2 cores.")
+    with pytest.raises(reporting.OtherRun, match=r"'torch': '2.14'.*Move it away"):
+        reporting.resumed(replace(fresh, versions={"torch": "2.14"}), tmp_path)
+    short = replace(fresh, settings={**fresh.settings, "windows": 3})
+    assert reporting.resumed(short, tmp_path).rows == (), "one window each is not three"
+
+
+def test_rows_of_a_structure_stand_beside_one_another() -> None:
+    report = replace(make_report("gpu"), rows=())
+    [row] = make_report().rows
+    for name, members in (("mlp", 16), ("tiny", 256), ("mlp", 1), ("tiny", 16)):
+        report = reporting.grown(report, replace(row, workload=name, members=members))
+    assert [(row.workload, row.members) for row in report.rows] == [
+        ("tiny", 16),
+        ("tiny", 256),
+        ("mlp", 1),
+        ("mlp", 16),
+    ]
+
+
+def test_the_mix_is_a_table_of_scores() -> None:
+    makespans = {"threads": (2.0, 4.0, 3.0), "carpool, once open": (1.5, 1.5, 1.0)}
+    mix = Mix({"tiny": 8}, (30.0, 60.0, 30.0), makespans, 9.0)
+    report = reporting.grown(make_report("gpu"), mix)
+
+    assert from_json(json.loads(json.dumps(to_json(report)))) == report
+    assert to_json(report)["mix"]["scores"] == {"threads": 10.0, "carpool, once open": 20.0}
+    text = reporting.markdown(report)
+    assert "| threads | 3.00 s | 10.0× | 2.00× |" in text
+    assert "| carpool, once open | 1.50 s | 20.0× | 1.00× |" in text
+
+
+def test_what_every_way_took_to_begin_and_held_is_a_table() -> None:
+    text = reporting.markdown(make_report("gpu"))
+    assert "| built, compiled, warmed up; memory a model | plain loop | vmap | carpool |" in text
+    assert "| 8 × MLP, batch 32 | – | – | 6.5 s, 64.0 MiB |" in text
 
 
 def test_a_budget_that_is_spent_leaves_rows_out_and_says_so() -> None:
     said: list[str] = []
-    limits, setting = gpu.Limits(1, 0.1, gpu.LEAST_S / 2), gpu.Setting("cpu", False, "fp32")
+    limits, setting = gpu.Limits(1, 0.1, 30.0), gpu.Setting("cpu", False, "fp32")
+    sizes = [Size("tiny", 4, 1, takes_s=60), ColdSize("mlp", 64, 100, takes_s=31), MixSize(1.0)]
 
-    assert list(gpu.run(gpu.SIZES[:3], limits, setting, said.append)) == []
-    assert said == ["out of time: 3 rows are left out; --resume goes on with them"]
+    assert list(gpu.run(sizes, limits, setting, said.append, clock=lambda: 5.0)) == []
+    assert said[0] == "4 × tiny: left out, 30 s of 60; --resume goes on with it"
+    assert len(said) == 3
 
 
 def test_what_remains_of_a_run_leaves_out_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "SIZES", (cpu.Size("small-mlp", 8, 1), cpu.Size("tiny", 8, 1)))
-    monkeypatch.setattr(gpu, "QUICK_SIZES", (cpu.Size("tiny", 8, 1),))
+    monkeypatch.setattr(gpu, "SIZES", (Size("small-mlp", 8, 1), Size("tiny", 8, 1)))
+    monkeypatch.setattr(gpu, "QUICK_SIZES", (Size("tiny", 8, 1),))
     monkeypatch.setattr(gpu, "COLD", (ColdSize("mlp", 64, 100),))
     report = make_report("gpu")
 
-    assert gpu.remaining(report, chosen=False) == [cpu.Size("tiny", 8, 1), ColdSize("mlp", 64, 100)]
-    cold = Cold("mlp", "MLP", 64, 100)
-    assert gpu.remaining(replace(report, cold=(cold,)), chosen=False) == [cpu.Size("tiny", 8, 1)]
-    assert gpu.remaining(replace(report, quick=True), chosen=False) == [cpu.Size("tiny", 8, 1)]
+    assert gpu.remaining(report, chosen=False) == [Size("tiny", 8, 1), ColdSize("mlp", 64, 100), gpu.MIX]
+    there = replace(report, cold=(Cold("mlp", "MLP", 64, 100),), mix=Mix({}, (), {}, 0.0))
+    assert gpu.remaining(there, chosen=False) == [Size("tiny", 8, 1)]
+    assert gpu.remaining(replace(report, quick=True), chosen=False) == [Size("tiny", 8, 1)]
 
 
 def test_files_are_named_by_date_and_hardware(tmp_path: Path) -> None:
@@ -338,7 +390,7 @@ def test_the_newest_full_report_of_each_kind_is_found(tmp_path: Path) -> None:
     for report in (newest, make_report(), gpu_report, lowered, make_report(date="2026-04-01", quick=True)):
         reporting.write(report, tmp_path)
 
-    assert reporting.newest(tmp_path) == [gpu_report, newest]
+    assert reporting.newest(tmp_path) == [gpu_report, lowered, newest]
 
 
 # README
@@ -363,6 +415,7 @@ def test_the_readme_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "ROOT", tmp_path)
+    monkeypatch.setattr(plot, "is_there", lambda: False)
     readme, results = tmp_path / "README.md", tmp_path / "results"
     arguments = ["readme", "--out", str(results)]
 
@@ -376,9 +429,13 @@ def test_the_readme_command(
     assert command.main(arguments) == 0
     assert "**24.7 k**" in readme.read_text()
     assert "![" not in readme.read_text()
-    (results / "2026-01-02-cpu.png").write_bytes(b"")
+    monkeypatch.setattr(plot, "is_there", lambda: True)
+    monkeypatch.setattr(plot, "draw", lambda report, path: path.write_bytes(b""))
+    lowered = replace(make_report(), settings={"precision": "bf16"})
+    reporting.write(lowered, results)
     assert command.main(arguments) == 0
     assert "](results/2026-01-02-cpu.png)" in readme.read_text()
+    assert "| 8 × MLP, batch 32 | bf16 | **24.7 k** | 30.0 k |" in readme.read_text()
 
 
 # The rest
@@ -401,7 +458,7 @@ def test_examples_in_docstrings(module: object) -> None:
 
 
 def test_the_cpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "SIZES", (cpu.Size("small-mlp", 3, 2),))
+    monkeypatch.setattr(cpu, "SIZES", (Size("small-mlp", 3, 2),))
     monkeypatch.setattr(cpu, "WINDOW_S", 0.01)
     monkeypatch.setattr(torch, "compile", lambda function: function)
     threads = torch.get_num_threads()
@@ -425,7 +482,7 @@ def test_the_cpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.gpu
 def test_the_gpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "SIZES", (cpu.Size("tiny", 4, 2),))
+    monkeypatch.setattr(gpu, "SIZES", (Size("tiny", 4, 2),))
     monkeypatch.setattr(gpu, "COLD", ())
 
     status = command.main(["gpu", "--windows", "2", "--out", str(tmp_path)])

@@ -146,6 +146,9 @@ class Session(Servable):
     schedules: bool = False
     """Whether a scheduler of a member's steps at the end of an epoch, so that its metrics must be known at once."""
 
+    note: str = ""
+    """What whoever reads a member's result should know of how it ran."""
+
     in_flight: int = 2
     """Chunks that may be enqueued before the oldest one's metrics are read, while nothing is decided between them."""
 

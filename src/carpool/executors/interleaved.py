@@ -196,10 +196,12 @@ class Run:
             apart = self._workers.open(entry.group, members, finish, self._emit, entry.number)
             return apart, apart
         session = self._session(entry)
-        members, finish = self._members(entry, session.peak_bytes)
+        members, finish = self._members(entry, session.peak_bytes, session.note)
         return Driver(session, members, finish, self._emit, entry.number), session
 
-    def _members(self, entry: Entry, peak_bytes: Callable[[], int | None]) -> tuple[list[Member], Finish]:
+    def _members(
+        self, entry: Entry, peak_bytes: Callable[[], int | None], note: str = ""
+    ) -> tuple[list[Member], Finish]:
         courses = {spec.name: spec.course for spec in entry.group.specs}
         adapter = self._adapters[entry.group.adapter]
         started = time.perf_counter()
@@ -214,7 +216,8 @@ class Run:
             except Exception as raised:  # half of it may be written: nobody starts again from that
                 trained, outcome, error = adapter.trained(member.job), Outcome.FAILED, raised
             seconds = time.perf_counter() - started
-            self._ended(_result(member, outcome, trained, error, seconds, peak_bytes(), entry))
+            ended = _result(member, outcome, trained, error, seconds, peak_bytes(), entry)
+            self._ended(replace(ended, reason=f"{ended.reason}; {note}") if note else ended)
 
         members = [
             entry.saved[name][0] if name in entry.saved else Member(self._jobs[name], courses[name])

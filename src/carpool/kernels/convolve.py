@@ -34,19 +34,20 @@ class Form(Enum):
 
     TOGETHER = "one grouped convolution of all members: torch's rule"
     APART = "each member's own by itself"
+    PLAIN = "the only member's own, by torch"
     INNERMOST = "the only member's own, with channels innermost in memory where tensor cores compute it"
 
 
-def form(members: int, weights: Iterable[Sequence[int]]) -> Form:
-    """The form of a stack of so many members whose weights have these shapes.
+def form(members: int, weights: Iterable[Sequence[int]], turns: bool = True) -> Form:
+    """The form of a stack of so many members whose weights have these shapes; `turns`: the model takes tensors that are turned around.
 
     >>> [form(members, [(128, 64, 3, 3), (10, 512)]).name for members in (1, 2, 8)]
     ['INNERMOST', 'APART', 'TOGETHER']
     """
-    if members > MOST_UNROLLED:
-        return Form.TOGETHER
+    if members > 1:
+        return Form.APART if members <= MOST_UNROLLED else Form.TOGETHER
     widest = max((max(shape[:2]) for shape in weights if len(shape) == 4), default=0)
-    return Form.INNERMOST if members == 1 and widest > _FEW_CHANNELS else Form.APART
+    return Form.INNERMOST if turns and widest > _FEW_CHANNELS else Form.PLAIN
 
 
 _form: ContextVar[Form] = ContextVar("form", default=Form.TOGETHER)
@@ -74,7 +75,9 @@ def convolution(dims: int) -> Callable[..., Any]:
         dilation: Any = 1,
         groups: int = 1,
     ) -> Any:
-        if isinstance(padding, str) or input.dim() != dims + 2:
+        if isinstance(padding, str):
+            padding = _padded(padding, weight.shape[2:], _each(dilation, dims))
+        if padding is None or input.dim() != dims + 2:
             return NotImplemented
         sizes = [_each(value, dims) for value in (stride, padding, dilation)]
         return _run(input, weight, bias, (*sizes, False, (0,) * dims, groups))
@@ -108,18 +111,29 @@ def _each(value: Any, dims: int) -> tuple[int, ...]:
     return given * dims if len(given) == 1 else given
 
 
+def _padded(word: str, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...] | None:
+    """What the word means on each side; None where the sides differ."""
+    reach = [each * (size - 1) for each, size in zip(dilation, kernel, strict=True)]
+    if word == "valid":
+        return (0,) * len(reach)
+    return None if any(each % 2 for each in reach) else tuple(each // 2 for each in reach)
+
+
 def _run(input: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...]) -> Any:
-    kind = input.device.type
-    if kind != _KIND:
+    kind, form = input.device.type, _form.get()
+    if kind != _KIND or form is Form.PLAIN:
         return NotImplemented
     if torch.is_autocast_enabled(kind):
-        lower = torch.get_autocast_dtype(kind)
-        input, weight = input.to(lower), weight.to(lower)
-        bias = None if bias is None else bias.to(lower)
-    form = _form.get()
+        input, weight = _cast(input, kind), _cast(weight, kind)
+        bias = None if bias is None else _cast(bias, kind)
     if form is Form.INNERMOST and not _reads_innermost(weight, how[-1]):
-        form = Form.APART
+        return NotImplemented
     return _Convolve.apply(_laid_out(form, input), _laid_out(form, weight), bias, (form, how))
+
+
+def _cast(tensor: Tensor, kind: str) -> Tensor:
+    """As autocast does it, which leaves float64 alone."""
+    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype(kind))
 
 
 def _laid_out(form: Form, tensor: Tensor) -> Tensor:
@@ -133,7 +147,8 @@ def _reads_innermost(weight: Tensor, groups: int) -> bool:
 
 
 def _by_tensor_cores(dtype: torch.dtype, device: torch.device) -> bool:
-    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:
+    oldest = 7 if dtype == torch.float16 else 8
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < oldest:
         return False
     if dtype == torch.float32:
         return attrgetter("cudnn.conv.fp32_precision")(torch.backends) == "tf32"

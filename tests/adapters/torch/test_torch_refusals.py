@@ -15,8 +15,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import carpool
+from carpool.adapters.torch import program
 from carpool.adapters.torch.train import TorchAdapter
 from carpool.errors import FusionError
+from carpool.kernels import convolve
+from carpool.kernels.convolve import Form
 
 X, Y = torch.randn(12, 5, 4), torch.randint(0, 3, (12,))
 
@@ -170,7 +173,8 @@ def test_what_is_refused_trains_interleaved(case):
 
 
 def attended(part: nn.Module, x: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(part(x), x, x).mean(1)
+    heads = part(x).unflatten(-1, (2, 2)).transpose(1, 2)
+    return F.scaled_dot_product_attention(heads, heads, heads).mean(2).flatten(1)
 
 
 def plainly_drawn(part: nn.Module, x: Tensor) -> Tensor:
@@ -193,5 +197,53 @@ def test_a_job_alone_is_refused_what_changes_its_numbers_and_needs_no_batching_r
     adapter.describe(job)
     refused = adapter.fuser.refusal([job])
     assert (refused is None) if reason is None else (reason in str(refused))
-    results = carpool.train([job], device="cpu", reporters=[], compile=True)
-    assert results[0].error is None
+    [result] = carpool.train([job], device="cpu", reporters=[], compile=True)
+    assert result.error is None
+    assert (f"; not compiled: {refused}" in result.reason) is (reason is not None)
+
+
+class Images(nn.Module):
+    """A network whose images tensor cores read with channels innermost, and what is made of them."""
+
+    def __init__(self, end: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 72, 3, padding=1), nn.BatchNorm2d(72)
+        self.second, self.last = nn.Conv2d(72, 4, 3, stride=2, padding="valid"), nn.LazyLinear(3)
+        self.end = end
+        self(torch.zeros(2, 3, 6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.end(self.second(self.norm(self.first(x)).relu())))
+
+
+def pooled(x: Tensor) -> Tensor:
+    return F.adaptive_avg_pool2d(x, 1).flatten(1)
+
+
+def viewed(x: Tensor) -> Tensor:
+    return x.view(x.size(0), -1)
+
+
+@pytest.mark.parametrize(("end", "turned"), [(pooled, True), (viewed, False)])
+def test_images_alone_are_turned_around_where_the_model_takes_it(monkeypatch, end, turned):
+    monkeypatch.setattr(convolve, "_KIND", "cpu")
+    monkeypatch.setattr(convolve, "_by_tensor_cores", lambda *_: True)
+    x, y = torch.randn(8, 3, 6, 6), torch.randint(0, 3, (8,))
+    job = carpool.Job(
+        partial(Images, end),
+        (x, y),
+        name="images",
+        loss=F.cross_entropy,
+        optimizer=torch.optim.SGD,
+        batch_size=4,
+    )
+    adapter = TorchAdapter(compile=True)
+    adapter.device("cpu")
+    adapter.describe(job)
+    assert adapter.fuser.refusal([job]) is None
+    traced = next(reversed(program._memory.values())).traced
+    read = [n.args[0] for n in traced.graph.nodes if n.target is torch.ops.aten.convolution.default]
+    assert [one.meta["val"].stride(1) == 1 for one in read] == [turned] * 2
+    session = adapter.open(job, "cpu")
+    session.close()
+    assert session._recipe.form is (Form.INNERMOST if turned else Form.PLAIN)

@@ -32,7 +32,7 @@ from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.template import template
 from carpool.adapters.torch.window import Window
 from carpool.job import Job
-from carpool.kernels.convolve import form
+from carpool.kernels.convolve import Form, form
 from carpool.kernels.updates import UNFUSED, UPDATES
 from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Course, Cursor, cut
@@ -66,6 +66,7 @@ class TorchFuser(Fuser):
         self._device = device
         self._compile = compile
         self._stacks: dict[Signature, int] = {}
+        self._unturned: set[Signature] = set()
 
     def refusal(self, jobs: Sequence[Job]) -> str | None:
         known = [self._known(job) for job in jobs]
@@ -76,14 +77,20 @@ class TorchFuser(Fuser):
         try:
             self._traced(known, len(known))
         except Exception as error:
-            return blame(error)
+            if self._recipe(known, len(known)).form is not Form.INNERMOST:
+                return blame(error)
+            self._unturned.add(known[0].signature)  # `view`, say, wants channels where they were
+            return self._trace_refusal(known)
         return None
+
+    def _recipe(self, known: Sequence[Known], width: int) -> Recipe:
+        return make_recipe(known, width, turns=known[0].signature not in self._unturned)
 
     def _traced(self, known: Sequence[Known], width: int) -> tuple[GraphModule, Tensors]:
         """The step of these members in a stack of so many rows, and tensors of its shapes that hold nothing."""
         first, device = known[0], self._device()
         size = min(first.course.batch_size, first.built.data.length)
-        recipe = make_recipe(known, width)
+        recipe = self._recipe(known, width)
         held = make_window(known) or Pool([member.built.data for member in known])
         longest = held.length if isinstance(held, Window) else max(member.course.length for member in known)
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -174,7 +181,7 @@ class TorchFuser(Fuser):
     ) -> StackedSession:
         known = [self._known(job) for job in jobs]
         return StackedSession(
-            make_recipe(known, width),
+            self._recipe(known, width),
             known,
             width,
             device,
@@ -201,8 +208,11 @@ def untraced_refusal(known: Sequence[Known]) -> str | None:
     return reason
 
 
-def make_recipe(members: Sequence[Known], width: int) -> Recipe:
-    """The recipe of a structure, in a stack of so many rows, with templates of its model that hold no memory of their own."""
+def make_recipe(members: Sequence[Known], width: int, turns: bool = True) -> Recipe:
+    """The recipe of a structure, in a stack of so many rows, with templates of its model that hold no memory of their own.
+
+    `turns`: its tensors may be laid out anew.
+    """
     known = members[0]
     bare = template(known.built.model)
     rows = max(width, len(members))
@@ -224,7 +234,7 @@ def make_recipe(members: Sequence[Known], width: int) -> Recipe:
         precision=known.built.job.precision,
         shared=shared_leaves(members),
         alike=reads_alike(members),
-        form=form(rows, shapes),
+        form=form(rows, shapes, turns),
         single=rows == 1,
     )
 

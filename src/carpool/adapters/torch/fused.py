@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,8 @@ class StackedSession(FusedSession):
         self._window = make_window(known)
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
         self.schedules = _has_timers(known)
-        self._programs = Programs((self._first.signature, recipe.sharing), width, device, compile, prepared)
+        key = (self._first.signature, recipe.sharing)
+        self._programs = Programs(key, width, device, compile, prepared, repeats=not recipe.single)
         self._best: Tensors = {}
         self._dead: set[int] = set()
         self._versions: dict[int, list[int]] = {}
@@ -224,7 +226,8 @@ class StackedSession(FusedSession):
         if clock is not None:
             seconds = clock.seconds()
             self._busy_s += seconds
-            self._launch_s = seconds / ticket.chunk.steps
+            # Beside other streams a launch takes longer; what it takes alone decides how long a chunk is.
+            self._launch_s = min(seconds / ticket.chunk.steps, self._launch_s or math.inf)
         rows, names = ticket.chunk.rows, self._recipe.values
         own = shown[list(rows)]
         steps, dead = own[:, -2].astype(np.int64), own[:, -1] == 0

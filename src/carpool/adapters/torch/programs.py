@@ -22,10 +22,16 @@ class Programs:
     """One program for each kind of step and batch size, for one width. `key` is what all of them have baked in."""
 
     def __init__(
-        self, key: Hashable, width: int, device: str, compile: str | bool, prepared: Prepared
+        self,
+        key: Hashable,
+        width: int,
+        device: str,
+        compile: str | bool,
+        prepared: Prepared,
+        repeats: bool = True,
     ) -> None:
         self._key, self._width, self._device = key, width, device
-        self._compile, self._prepared = compile, prepared
+        self._compile, self._prepared, self._repeats = compile, prepared, repeats
         self._ready: dict[tuple[str, int], Program] = {}
 
     def get(
@@ -33,7 +39,7 @@ class Programs:
     ) -> Program:
         """The program; made by `make` over these tensors the first time, for so many launches in all."""
         if (kind, size) not in self._ready:
-            program = Program(make(), tensors, (kind, self._key, size))
+            program = Program(make(), tensors, (kind, self._key, size), repeats=self._repeats)
             if self._compile is True:
                 program.compile()
             elif not self._compile:
@@ -66,7 +72,7 @@ class Programs:
 
     def anew(self, width: int) -> Programs:
         """The same for a stack of another width, with nothing made ready."""
-        return Programs(self._key, width, self._device, self._compile, self._prepared)
+        return Programs(self._key, width, self._device, self._compile, self._prepared, self._repeats)
 
     def _pays(self, program: Program, launches: Callable[[], int]) -> bool:
         """Whether a run is so long that compiling pays."""

@@ -48,6 +48,7 @@ class _Keyed(TorchDispatchMode):
 
 def _drops_nothing(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether an operator is random only by its dropout, which is off: attention's kernels, say."""
-    names = [argument.name for argument in func._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return any(given.get(name) == 0.0 for name in ("dropout", "dropout_p") if name in names)
+    known = func._schema.arguments
+    given = {one.name: one.default_value for one in known if one.has_default_value()}
+    given |= dict(zip((one.name for one in known), args, strict=False)) | kwargs
+    return any(given[name] == 0.0 for name in ("dropout", "dropout_p") if name in given)

@@ -40,8 +40,8 @@ from carpool.planning.cursor import Course
 from carpool.planning.holds import Hold
 from carpool.planning.spec import ModelSpec, Signature
 
-# A guess: warm, opening took 0.2 s a group on an H200, and an eager step 1 to 2 ms; cold was not timed.
-CAPTURED_STEPS = 500
+# Guesses: warm, opening took 0.2 s a group on an H200, and an eager step 1 to 2 ms; cold was not timed.
+TRACED_STEPS, CAPTURED_STEPS = 500, 100
 
 
 class TorchAdapter(Adapter):
@@ -170,13 +170,17 @@ class TorchAdapter(Adapter):
 
     def open(self, job: Job, device: str, plain: bool = False, exact: bool = False) -> Session:
         known = self._known[job]
-        wanted = self.compile is True or (device.startswith("cuda") and _is_long(known.course))
-        if wanted and not (plain or exact) and not self._stacker.refusal([job]):
-            # A stack of one: compiled, and captured on a GPU.
-            return self._stacker.open_alone(job, device, self._alike[known.signature])
-        return SoloSession(
+        alike, reason = self._alike[known.signature], None
+        wanted = self.compile is True or (device.startswith("cuda") and _is_long(known.course, alike))
+        if wanted and not (plain or exact):
+            reason = self._stacker.refusal([job])
+            if reason is None:  # a stack of one: compiled, and captured on a GPU
+                return self._stacker.open_alone(job, device, alike)
+        session = SoloSession(
             known.built, known.course, device, self._store, known.probe.random, quick=not exact
         )
+        session.note = f"not compiled: {reason}" if reason else ""
+        return session
 
     def is_full(self, error: BaseException) -> bool:
         return super().is_full(error) or full.is_full(error)
@@ -221,9 +225,10 @@ class TorchAdapter(Adapter):
         return Kept(make_members(models, optimizers, seeds), compile)
 
 
-def _is_long(course: Course) -> bool:
-    """Whether tracing and capturing a step, about a second, pays for itself; of a stream it is not known how long it is."""
-    return not course.steps or course.steps >= CAPTURED_STEPS
+def _is_long(course: Course, alike: int) -> bool:
+    """Whether tracing a step, which jobs that are alike share, and capturing it pay for themselves; of a stream it is not known how long it is."""
+    traced = course.steps * alike >= TRACED_STEPS and course.steps >= CAPTURED_STEPS
+    return not course.steps or traced
 
 
 def _course(built: Built) -> Course:
