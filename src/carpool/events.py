@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from carpool.planning.plan import Plan
 from carpool.planning.trials import Trial
 from carpool.result import Outcome
@@ -124,6 +126,18 @@ class EpochEnded:
 
 
 @dataclass(frozen=True)
+class EpochsEnded:
+    """An epoch ended for all of these jobs at once, for each its own: columns in the order of their names.
+
+    Whoever names it among what it `hears` gets it in place of as many `EpochEnded`, wherever nothing is decided between epochs.
+    """
+
+    names: tuple[str, ...]
+    epochs: np.ndarray
+    metrics: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
 class JobFailed:
     """A job raised; the others go on."""
 
@@ -160,6 +174,7 @@ Event = (
     | BatchesRead
     | JobAdmitted
     | EpochEnded
+    | EpochsEnded
     | JobFailed
     | JobEnded
     | RunEnded

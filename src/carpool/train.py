@@ -13,7 +13,7 @@ from carpool import reporters as reporting
 from carpool.adapters.base import Adapter
 from carpool.environment import cores
 from carpool.errors import CarpoolError, Interrupted, JobError, OptionError, described, sentence
-from carpool.events import Emit, Event, RunEnded, RunStarted, hears
+from carpool.events import Emit, EpochEnded, EpochsEnded, Event, RunEnded, RunStarted, hears
 from carpool.executors import isolated
 from carpool.executors.interleaved import Orders, Run
 from carpool.executors.interrupt import Pause
@@ -296,11 +296,12 @@ class _Reporting:
 
     @property
     def hears(self) -> frozenset[type] | None:
-        """The events that somebody wants; None for all."""
+        """The events that somebody wants; None for all. Whoever hears of epochs together need not hear of each."""
         wanted = [getattr(reporter, "hears", None) for reporter in self._reporters]
         if any(one is None for one in wanted):
             return None
-        return frozenset(kind for one in wanted for kind in one or ())
+        together = [one - {EpochEnded} if EpochsEnded in one else one for one in wanted if one is not None]
+        return frozenset().union(*together)
 
     def __call__(self, event: Event) -> None:
         for reporter in tuple(self._reporters):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch.nn import functional as F
 
 import carpool
-from carpool.events import EpochEnded, GroupAdvanced
+from carpool.events import EpochEnded, EpochsEnded, GroupAdvanced
 from carpool.executors.driver import Driver
+from carpool.reporters.console import Console
 
 X, Y = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(40, 1)
 
@@ -108,3 +110,61 @@ def test_interrupted_with_nobody_listening_the_history_is_there():
     results = raised.value.results
     assert all(len(result.history.get("loss", ())) <= 4 for result in results)
     assert any(result.history for result in results if result.name != "watched")
+
+
+class Epochs(Chunks):
+    """Hears of epochs, together where that can be."""
+
+    hears = frozenset({EpochEnded, EpochsEnded})
+
+    def history(self) -> dict[str, dict[str, list[float]]]:
+        """What was told, by job; an epoch that is told twice or left out shows."""
+        found: dict[str, dict[str, list[float]]] = {}
+        for event in self.events:
+            rows = [(event.name, event.epoch, event.metrics)] if isinstance(event, EpochEnded) else []
+            if isinstance(event, EpochsEnded):
+                rows = [
+                    (name, epoch, {metric: column[place] for metric, column in event.metrics.items()})
+                    for place, (name, epoch) in enumerate(zip(event.names, event.epochs, strict=True))
+                ]
+            for name, epoch, metrics in rows:
+                for metric, value in metrics.items():
+                    values = found.setdefault(name, {}).setdefault(metric, [])
+                    assert len(values) == epoch, (name, epoch)
+                    values.append(float(value))
+        return found
+
+
+@pytest.mark.parametrize("length", [(40, 40, 40, 40), (40, 40, 40, 23), (40, 31, 40, 23)])
+def test_epochs_that_end_together_are_told_together_and_once(length: tuple[int, ...]):
+    several = [
+        replace(job, data=(X[:size], Y[:size]), optimizer=partial(torch.optim.SGD, lr=0.01), epochs=5)
+        for job, size in zip(jobs(), length, strict=True)
+    ]
+    epochs = Epochs()
+    results = carpool.train(several, strategy="fused", reporters=[epochs])
+    assert any(isinstance(event, EpochsEnded) and len(event.names) > 1 for event in epochs.events)
+    assert epochs.history() == {
+        result.name: {name: list(values) for name, values in result.history.items()} for result in results
+    }
+
+
+def test_beside_one_who_hears_of_each_epoch_nothing_is_told_together():
+    epochs, each = Epochs(), list[object]()
+    carpool.train(jobs(), strategy="fused", reporters=[epochs, each.append])
+    assert {type(event) for event in epochs.events} == {EpochEnded}
+    assert not any(isinstance(event, EpochsEnded) for event in each)
+
+
+def test_the_console_hears_of_epochs_together(monkeypatch: pytest.MonkeyPatch):
+    heard: list[object] = []
+    real = Console.__call__
+    monkeypatch.setattr(Console, "__call__", lambda self, event: (heard.append(event), real(self, event)))
+    console = Console()
+    results = carpool.train(jobs(), strategy="fused", reporters=[console])
+    assert any(isinstance(event, EpochsEnded) for event in heard)
+    console._tally.settle()
+    shown = {job.name: (job.ended_epochs, job.metrics) for job in console._tally.jobs.values()}
+    for result in results:
+        last = {name: values[-1] for name, values in result.history.items()}
+        assert shown[result.name] == (len(result.history.get("loss", ())), last)

@@ -30,6 +30,7 @@ from carpool.events import (
     BatchesRead,
     Emit,
     EpochEnded,
+    EpochsEnded,
     GroupAdvanced,
     GroupResized,
     GroupTried,
@@ -38,6 +39,7 @@ from carpool.events import (
 )
 from carpool.executors.books import Books
 from carpool.executors.cohort import Cohort, chunk_of, cohorts, moved
+from carpool.executors.means import Means
 from carpool.executors.member import Member
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Supply, most_steps
 from carpool.planning.widths import repacked, spread
@@ -77,6 +79,7 @@ class Driver:
         self._members = dict(enumerate(members))
         self._cohorts = cohorts(self._members)
         self._books = Books()
+        self._means: Means | None = None
         self._finish = finish
         self._emit = emit
         self._group = group
@@ -245,10 +248,12 @@ class Driver:
     def _write(self) -> None:
         """Brings the members' histories up to date."""
         self._books.write(self._members)
+        self._means = None  # who is there, and what was shown, may change now
 
     def _settle_one(self, ticket: Ticket, is_quiet: bool) -> None:
         shown, ends = self._session.metrics(ticket), ticket.chunk.ends
         if is_quiet and isinstance(shown, MetricColumns) and self._is_plain(shown, ends):
+            self._tell_together(shown, bool(ends))
             self._books.add(shown, bool(ends))
             if self._books.is_full:
                 self._write()
@@ -263,6 +268,14 @@ class Driver:
             member.stand(member.cursor._replace(step=member.steps))
         self._end(diverged, Outcome.DIVERGED)
         self._end_epochs([row for row in ends if row in self._members])
+
+    def _tell_together(self, shown: MetricColumns, ends: bool) -> None:
+        if not hears(self._emit, EpochsEnded):
+            return
+        if self._means is None:
+            self._means = Means(self._members)
+        if (ended := self._means.add(shown, ends)) is not None:
+            self._emit(ended)
 
     def _is_plain(self, shown: MetricColumns, ends: Sequence[int]) -> bool:
         """Whether all rows went on as one: none diverged or is gone, and an epoch ended for all or for none."""

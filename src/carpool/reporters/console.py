@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import get_args
 
 import rich.console
 from rich.console import RenderableType
@@ -33,6 +34,8 @@ class Console:
     >>> print(log.getvalue().strip())
     0 jobs: none ended; 0 member-steps in 1.5 s
     """
+
+    hears = frozenset(get_args(Event))
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, console: rich.console.Console | None = None
@@ -78,6 +81,7 @@ class Console:
     def _frame(self) -> RenderableType:
         now = self._clock()
         with self._lock:
+            self._tally.settle()
             pace = self._pace.at(now, self._tally.steps)
             return frame(self._tally, pace, now - self._start_s, self._console.height)
 
@@ -109,6 +113,7 @@ class Console:
                 self._say(text)
             case _ if now - self._said_s >= _PROGRESS_EVERY_S:
                 self._said_s = now
+                self._tally.settle()
                 pace = self._pace.at(now, self._tally.steps)
                 self._say(lines.progress(self._tally, pace, now - self._start_s))
             case _:

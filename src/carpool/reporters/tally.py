@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from carpool.errors import described
 from carpool.events import (
     EpochEnded,
+    EpochsEnded,
     Event,
     GroupAdvanced,
     GroupCompiled,
@@ -96,12 +97,15 @@ class Tally:
         self.compile_s = 0.0
         self.metric: str | None = None
         self.seconds: float | None = None
+        self._together: dict[tuple[str, ...], EpochsEnded] = {}
 
     def take(self, event: Event) -> None:
         """Counts one event."""
         match event:
             case EpochEnded(name, epoch, metrics):
                 self._end_epoch(self._job(name), epoch, metrics)
+            case EpochsEnded(names):
+                self._together[names] = event
             case GroupAdvanced(group, steps):
                 self.steps += steps
                 self._group(group).done_steps += steps
@@ -155,7 +159,17 @@ class Tally:
         self.jobs[job.name] = job
         return job
 
+    def settle(self) -> None:
+        """Brings the jobs up to date whose epochs ended together: whoever shows them asks for it first."""
+        together, self._together = self._together, {}
+        for event in together.values():
+            columns = zip(*(column.tolist() for column in event.metrics.values()), strict=True)
+            for name, epoch, values in zip(event.names, event.epochs.tolist(), columns, strict=True):
+                self._end_epoch(self._job(name), epoch, dict(zip(event.metrics, values, strict=True)))
+
     def _job(self, name: str) -> JobTally:
+        if self._together:
+            self.settle()
         return self.jobs.get(name) or self._add_job(JobTally(name, None))
 
     def _group(self, number: int) -> GroupTally:
