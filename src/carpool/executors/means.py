@@ -21,6 +21,7 @@ class Means:
         self._samples, self._epochs = np.zeros(size, np.int64), np.zeros(size, np.int64)
         self._sums: dict[str, np.ndarray] = {}
         self._rows: tuple[int, ...] = ()
+        self._told: tuple[str, ...] = ()
         self._index = np.zeros(0, np.intp)
         for row, member in members.items():
             self._samples[row], self._epochs[row] = member.samples, member.epochs_ended
@@ -31,6 +32,7 @@ class Means:
         """A chunk's metrics, in order; the event, where an epoch of all its rows ended with it."""
         if shown.rows is not self._rows:
             self._rows, self._index = shown.rows, np.array(shown.rows, np.intp)
+            self._told = tuple(self._names[row] for row in shown.rows)
         index = self._index
         self._samples[index] += shown.samples
         for name, column in shown.sums.items():
@@ -39,7 +41,7 @@ class Means:
             return None
         samples = np.maximum(1, self._samples[index])
         metrics = {name: column[index] / samples for name, column in self._sums.items()}
-        ended = EpochsEnded(tuple(self._names[row] for row in shown.rows), self._epochs[index], metrics)
+        ended = EpochsEnded(self._told, self._epochs[index], metrics)
         for column in (self._samples, *self._sums.values()):
             column[index] = 0
         self._epochs[index] += 1

@@ -247,3 +247,11 @@ def test_images_alone_are_turned_around_where_the_model_takes_it(monkeypatch, en
     session = adapter.open(job, "cpu")
     session.close()
     assert session._recipe.form is (Form.INNERMOST if turned else Form.PLAIN)
+
+
+@pytest.mark.parametrize("case", ["if", "mask", "drawn"])
+def test_a_job_alone_with_a_budget_that_cannot_be_traced_trains(case):
+    [result] = carpool.train(
+        [replace(job, budget="64 MiB") for job in jobs(case)[:1]], device="cpu", reporters=[]
+    )
+    assert result.error is None

@@ -77,10 +77,7 @@ class TorchFuser(Fuser):
         try:
             self._traced(known, len(known))
         except Exception as error:
-            if self._recipe(known, len(known)).form is not Form.INNERMOST:
-                return blame(error)
-            self._unturned.add(known[0].signature)  # `view`, say, wants channels where they were
-            return self._trace_refusal(known)
+            return blame(error)
         return None
 
     def _recipe(self, known: Sequence[Known], width: int) -> Recipe:
@@ -88,6 +85,15 @@ class TorchFuser(Fuser):
 
     def _traced(self, known: Sequence[Known], width: int) -> tuple[GraphModule, Tensors]:
         """The step of these members in a stack of so many rows, and tensors of its shapes that hold nothing."""
+        try:
+            return self._traced_once(known, width)
+        except Exception:
+            if self._recipe(known, width).form is not Form.INNERMOST:
+                raise
+            self._unturned.add(known[0].signature)  # `view`, say, wants channels where they were
+            return self._traced_once(known, width)
+
+    def _traced_once(self, known: Sequence[Known], width: int) -> tuple[GraphModule, Tensors]:
         first, device = known[0], self._device()
         size = min(first.course.batch_size, first.built.data.length)
         recipe = self._recipe(known, width)
@@ -108,8 +114,11 @@ class TorchFuser(Fuser):
         known = [self._known(job) for job in jobs]
         if untraced_refusal(known) is not None:
             return None
-        one, _ = self._peak(known, 1)
-        two, checked = self._peak(known, 2)
+        try:
+            one, _ = self._peak(known, 1)
+            two, checked = self._peak(known, 2)
+        except Exception:  # what cannot be traced is told by `refusal`, and runs as it is
+            return None
         beside = _WORKSPACE_BYTES if self._device().startswith("cuda") else 0
         return Footprint(int(_WASTE * max(0, 2 * one - two)) + beside, int(_WASTE * (two - one)), checked)
 
