@@ -35,7 +35,7 @@ NOTES = (
     "The peers' figures are steady ones: state, data and the order of the samples are already on the device.",
     "The eager loop and the compiled + captured one train one model: what its step takes does not depend on how many models follow."
     f" Threads and processes train {COUNT} models, in the narrowest row of a structure.",
-    "A first call compiles its step anew (the compiler's cache starts empty); the first row also loads the compiler. First step: seconds"
+    "A first call compiles its step anew (the compiler's cache starts empty); the compiler is loaded before the first row. First step: seconds"
     " of that call until its first steps were on their way.",
     "The floor is what the device cannot exceed: weights, moments and gradients once each as Adam needs them and the batch over the rate"
     " of a large copy, or the FLOPs over the rate of a large matrix product, both measured in this run at its precision.",
@@ -127,6 +127,8 @@ def run(
 ) -> Iterator[Row | Cold | Mix]:
     """What fits the seconds that are left, one by one; a row gets its share of them, or what it needs, if that is more."""
     end = clock() + limits.budget_s
+    if setting.compile is True and sizes:
+        torch.compile(torch.square)(torch.ones(8, device=setting.device))  # loads it
     for number, size in enumerate(sizes):
         left = end - clock()
         if left < size.takes_s:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.hardware import slug
 from benchmarks.record import OURS, Cold, Mix, Report, Row, from_json, to_json
-from benchmarks.tables import markdown, shortly
+from benchmarks.tables import markdown, shortly, summary
 from benchmarks.workloads import WORKLOADS
 
 USUAL = "tf32"
@@ -112,9 +112,13 @@ def _precision(report: Report) -> str:
 
 
 def rewrite_readme(readme: Path, reports: Sequence[Report], results: Path) -> None:
-    """Puts the tables between the README's markers: whole in the usual precision, with a plot where there is one, short in others."""
+    """Puts the tables between the README's markers: in the usual precision with a plot where there is one, in others shortly."""
     usual = [one for one in reports if _precision(one) == USUAL]
-    tables = [markdown(report) + _picture(report, readme, results) for report in usual]
+    tables = [
+        summary(report, _beside(readme, place(report, results).with_suffix(".md")))
+        + _picture(report, readme, results)
+        for report in usual
+    ]
     if others := [one for one in reports if _precision(one) != USUAL]:
         tables.insert(1, shortly(others))
     readme.write_text(replaced(readme.read_text(), "\n".join(tables)))
@@ -124,8 +128,11 @@ def _picture(report: Report, readme: Path, results: Path) -> str:
     path = place(report, results).with_suffix(".png")
     if not path.exists():
         return ""
-    where = os.path.relpath(path, readme.parent)
-    return f"\n![Model-steps a second by way, {report.kind}, {report.date}]({where})\n"
+    return f"\n![Model-steps a second by way, {report.kind}, {report.date}]({_beside(readme, path)})\n"
+
+
+def _beside(readme: Path, path: Path) -> str:
+    return os.path.relpath(path, readme.parent)
 
 
 def replaced(text: str, table: str) -> str:

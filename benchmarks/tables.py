@@ -7,18 +7,34 @@ from collections.abc import Sequence
 from benchmarks.jax_worker import NAME as JAX
 from benchmarks.record import OURS, Cold, Fidelity, Measured, Mix, Report, Row
 
+_LOOPS = ("eager loop", "plain loop")  # one model after another, as most people train them
+
 
 def markdown(report: Report) -> str:
     """The tables, one after another, with a caption under them."""
-    parts = [_headline(report), _peers(report), _beginnings(report)]
-    parts += [_cold(report)] if report.cold else []
-    parts += [_mix(report.mix)] if report.mix else []
-    return "\n\n".join(["\n".join(part) for part in parts] + ["\n".join(_caption(report))]) + "\n"
+    return _joined(
+        [_headline(report), _peers(report), _beginnings(report), *_others(report), _caption(report)]
+    )
+
+
+def summary(report: Report, record: str) -> str:
+    """What stands in the README: without each peer's rates, which are in the record."""
+    where = f"[Every peer's rate, time to begin and memory, and what the columns mean]({record})."
+    return _joined([_headline(report), *_others(report), [*_measured_how(report), where]])
+
+
+def _others(report: Report) -> list[list[str]]:
+    return [*([_cold(report)] if report.cold else []), *([_mix(report.mix)] if report.mix else [])]
+
+
+def _joined(parts: Sequence[Sequence[str]]) -> str:
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
 def shortly(reports: Sequence[Report]) -> str:
     """A table of rows in other precisions, with what was measured beside them in the same run."""
-    heads = ["models", "precision", OURS, "once open", "÷ best torch peer", f"÷ {JAX}", "largest Δ weight"]
+    heads = ["models", "precision", OURS, "once open", "÷ eager loop"]
+    heads += ["÷ best torch peer", f"÷ {JAX}", "largest Δ weight"]
     rows = [
         [_models(row), word, *_rate_cells(row), _ratios(row, JAX), _fidelity_cell(row.fidelity)]
         for word, report in ((str(report.settings.get("precision")), report) for report in reports)
@@ -31,7 +47,8 @@ def shortly(reports: Sequence[Report]) -> str:
 
 
 def _headline(report: Report) -> list[str]:
-    heads = ["models", "first step", "first call", "warm call", "carpool", "once open", "÷ best torch peer"]
+    heads = ["models", "first step", "first call", "warm call", "carpool", "once open"]
+    heads += ["÷ eager loop", "÷ best torch peer"]
     heads += [f"÷ {JAX}"] if JAX in report.ways else []
     heads += ["of the floor"] if report.ceilings else []
     heads += ["memory a model"] if report.kind == "gpu" else []
@@ -51,7 +68,8 @@ def _rate_cells(row: Row) -> list[str]:
     ours, best = row.way(OURS), row.best(apart=(JAX,))
     whole = f"**{count(ours.rate)}**" if ours and ours.rate else _missing(ours)
     open = count(ours.steady_rate) if ours and ours.steady_rate else "–"
-    return [whole, open, f"{_ratios(row, best)}, {best}" if best else "–"]
+    loop = next((way for way in _LOOPS if row.way(way)), _LOOPS[0])
+    return [whole, open, _ratios(row, loop), f"{_ratios(row, best)}, {best}" if best else "–"]
 
 
 def _call_cells(row: Row) -> list[str]:
@@ -159,6 +177,16 @@ def _cold_cells(one: Cold) -> list[str]:
 
 
 def _caption(report: Report) -> list[str]:
+    return [
+        *_measured_how(report),
+        "",
+        *(f"- {note}" for note in report.notes),
+        *_cold_notes(report.cold),
+        *_odd(report),
+    ]
+
+
+def _measured_how(report: Report) -> list[str]:
     hardware = dict(report.hardware)
     where = f"{hardware.get('gpu', hardware['cpu'])}, {hardware['cores']} CPU cores"
     if threads := report.settings.get("torch_threads"):
@@ -172,10 +200,6 @@ def _caption(report: Report) -> list[str]:
         f"Model-steps a second, summed over the models: medians of {_rounds(report)} windows in which the ways take turns;"
         " in brackets, and after ÷, how many times faster carpool is: a whole warm call / once open.",
         f"{where}; {packages}; {report.date}; `python -m benchmarks {report.kind}{options}`.",
-        "",
-        *(f"- {note}" for note in report.notes),
-        *_cold_notes(report.cold),
-        *_odd(report),
     ]
 
 

@@ -249,6 +249,7 @@ def test_the_table_has_rates_ratios_and_what_is_missing() -> None:
         "warm call": "0.5 s, 96 steps",
         "carpool": "**24.7 k**",
         "once open": "30.0 k",
+        "÷ eager loop": "24.7× / 30.0×",
         "÷ best torch peer": "24.7× / 30.0×, plain loop",
         "largest Δ weight": "1.5e-07 (2.0e-03) after 96 steps",
     }
