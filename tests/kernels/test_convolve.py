@@ -1,146 +1,114 @@
-"""Members' convolutions one by one, against torch's own rule, which makes one grouped convolution of them."""
+"""Convolutions with channels innermost, against torch's own."""
+
+from __future__ import annotations
 
 from operator import attrgetter
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import grad, vmap
+from torch import Tensor
+from torch.func import grad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from carpool.kernels import convolve
-from carpool.kernels.convolve import Form
 
 CASES = {
-    "conv1d": (F.conv1d, 1, (4, 6, 9), (8, 3, 3), {"stride": 2, "padding": 1, "groups": 2}),
-    "conv2d": (F.conv2d, 2, (4, 6, 9, 7), (8, 6, 3, 3), {"padding": (1, 0), "dilation": 2}),
-    "conv3d": (F.conv3d, 3, (2, 2, 5, 5, 5), (3, 2, 3, 3, 3), {"padding": 1}),
-    "same": (F.conv2d, 2, (4, 6, 9, 7), (8, 6, 3, 5), {"padding": "same", "dilation": (2, 1)}),
-    "valid": (F.conv1d, 1, (4, 6, 9), (8, 6, 3), {"padding": "valid"}),
+    "plain": (F.conv2d, (4, 6, 9, 7), (8, 6, 3, 3), {"padding": (1, 0), "dilation": 2}),
+    "same": (F.conv2d, (4, 6, 9, 7), (8, 6, 3, 5), {"padding": "same"}),
+    "depthwise": (F.conv2d, (4, 6, 9, 7), (12, 1, 3, 3), {"groups": 6, "stride": 2}),
+    "grouped": (F.conv2d, (4, 6, 9, 7), (8, 3, 3, 3), {"groups": 2}),
+    "transposed": (
+        F.conv_transpose2d,
+        (4, 6, 5, 4),
+        (6, 8, 3, 3),
+        {"stride": (2, 1), "output_padding": (1, 0)},
+    ),
 }
-TRANSPOSED = {
-    "conv_transpose1d": (F.conv_transpose1d, 1, (4, 6, 5), (6, 3, 3), {"stride": 2, "output_padding": 1}),
-    "conv_transpose2d": (F.conv_transpose2d, 2, (4, 6, 5, 4), (6, 2, 3, 3), {"groups": 2, "stride": (2, 1)}),
-    "conv_transpose3d": (F.conv_transpose3d, 3, (2, 2, 3, 3, 3), (2, 3, 2, 2, 2), {"dilation": 2}),
-}
 
 
-CPU = torch.device("cpu")
-STACKED = [Form.TOGETHER, Form.APART]
+BY_TENSOR_CORES = convolve._by_tensor_cores
 
 
-@pytest.mark.parametrize("form", [*STACKED, Form.INNERMOST])
-@pytest.mark.parametrize("shared", [False, True], ids=["own batches", "one batch"])
-@pytest.mark.parametrize("name", [*CASES, *TRANSPOSED])
-def test_values_and_gradients_equal_torchs(monkeypatch, name, shared, form):
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU with tensor cores."""
     monkeypatch.setattr(convolve, "_KIND", "cpu")
     monkeypatch.setattr(convolve, "_by_tensor_cores", lambda *_: True)
-    members = 3
-    torchs, dims, input_sizes, weight_sizes, options = {**CASES, **TRANSPOSED}[name]
-    ours = (convolve.convolution if name in CASES else convolve.transposed)(dims)
+
+
+def ours(torchs, *args, **options):
+    with convolve.innermost(True):
+        made = convolve.laid_out(torchs)(*args, **options)
+    return torchs(*args, **options) if made is NotImplemented else made
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_equal_torchs(case):
+    torchs, input_sizes, weight_sizes, options = CASES[case]
     torch.manual_seed(0)
-    groups = options.get("groups", 1)
-    channels = weight_sizes[0] if name in CASES else weight_sizes[1] * groups
-    x = torch.randn(*(() if shared else (members,)), *input_sizes, dtype=torch.float64)
-    w = torch.randn(members, *weight_sizes, dtype=torch.float64)
-    b = torch.randn(members, channels, dtype=torch.float64)
+    x, w = (torch.randn(sizes, dtype=torch.float64) for sizes in (input_sizes, weight_sizes))
+    channels = weight_sizes[1] if case == "transposed" else weight_sizes[0]
+    b = torch.randn(channels, dtype=torch.float64)
 
-    def objective(function):
-        def value(w, b, x):
-            with convolve.formed(form):
-                made = function(x, w, b, **options)
-            if made is NotImplemented:
-                assert form is Form.INNERMOST, "in groups, or of other dimensions: torch's own"
-                made = torchs(x, w, b, **options)
-            return made.sin().sum()
+    def gradients(function):
+        return grad(lambda x, w, b: function(x, w, b, **options).sin().sum(), argnums=(0, 1, 2))(x, w, b)
 
-        gradient = grad(value, argnums=(0, 1, 2))
-        if form is not Form.INNERMOST:
-            return vmap(gradient, in_dims=(0, 0, None if shared else 0))(w, b, x)
-        return gradient(w[0], b[0], x if shared else x[0])
-
-    for got, expected in zip(objective(ours), objective(torchs), strict=True):
+    wanted = gradients(torchs)
+    for got, expected in zip(gradients(lambda *a, **o: ours(torchs, *a, **o)), wanted, strict=True):
         torch.testing.assert_close(got, expected)
 
 
-def test_without_a_bias_and_without_the_inputs_gradient(monkeypatch):
-    monkeypatch.setattr(convolve, "_KIND", "cpu")
-    x, w = torch.randn(2, 3, 1, 8, dtype=torch.float64), torch.randn(2, 4, 1, 3, dtype=torch.float64)
+def test_a_penalty_on_gradients_has_a_gradient():
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 3, 5, 5, dtype=torch.float64), torch.randn(4, 3, 3, 3, dtype=torch.float64)
 
-    def gradient(function):
-        with convolve.formed(Form.APART):
-            return vmap(grad(lambda w, x: function(x, w).square().sum()))(w, x)
+    def penalty(function):
+        return grad(lambda w: grad(lambda x: function(x, w).sin().sum())(x).square().sum())(w)
 
-    torch.testing.assert_close(gradient(convolve.convolution(1)), gradient(F.conv1d))
-
-
-def test_what_only_torch_reads_is_left_to_torch(monkeypatch):
-    monkeypatch.setattr(convolve, "_KIND", "cpu")
-    x, w = torch.randn(1, 1, 8, 8), torch.randn(1, 1, 3, 3)
-    assert convolve.convolution(2)(x, w[..., :2], padding="same") is NotImplemented, "more on one side"
-    assert convolve.convolution(2)(x[0], w) is NotImplemented
+    torch.testing.assert_close(penalty(lambda x, w: ours(F.conv2d, x, w)), penalty(F.conv2d))
 
 
-def test_autocast_leaves_float64_alone(monkeypatch):
-    monkeypatch.setattr(convolve, "_KIND", "cpu")
-    x, w = torch.randn(1, 1, 8, 8), torch.randn(1, 1, 3, 3)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert convolve.convolution(2)(x, w).dtype == torch.bfloat16
-        assert convolve.convolution(2)(x.double(), w.double()).dtype == torch.float64
+def read(wanted: bool, value) -> list[Tensor]:
+    """What the convolutions of a step and of its gradient read."""
+    x, w = torch.randn(2, 4, 5, 5), torch.randn(4, 4, 3, 3)
 
+    def step(w, x):
+        with convolve.innermost(wanted):
+            return value(x, w)
 
-def test_a_cpu_keeps_torchs_rule():
-    assert convolve.convolution(2)(torch.randn(1, 1, 8, 8), torch.randn(1, 1, 3, 3)) is NotImplemented
-
-
-@pytest.mark.parametrize("form", STACKED)
-def test_only_a_narrow_stack_runs_its_members_one_by_one(monkeypatch, form):
-    monkeypatch.setattr(convolve, "_KIND", "cpu")
-    x, w = torch.randn(3, 2, 1, 8), torch.randn(3, 4, 1, 3)
-
-    def convolved(x, w):
-        with convolve.formed(form):
-            return convolve.convolution(1)(x, w)
-
-    traced = make_fx(vmap(convolved))(x, w)
-    calls = [node for node in traced.graph.nodes if node.target is torch.ops.aten.convolution.default]
-    assert len(calls) == (3 if form is Form.APART else 1)
-
-
-@pytest.mark.parametrize(
-    ("form", "cores", "innermost"),
-    [(Form.INNERMOST, True, True), (Form.INNERMOST, False, False), (Form.PLAIN, True, False)],
-)
-def test_forward_and_backward_read_channels_innermost_where_tensor_cores_do(
-    monkeypatch, form, cores, innermost
-):
-    monkeypatch.setattr(convolve, "_KIND", "cpu")
-    monkeypatch.setattr(convolve, "_by_tensor_cores", lambda *_: cores)
-    x, w = torch.randn(2, 4, 5, 5), torch.randn(6, 4, 3, 3)
-
-    def value(w, x):
-        with convolve.formed(form):
-            made = convolve.convolution(2)(x, w)
-            return (F.conv2d(x, w) if made is NotImplemented else made).sin().sum()
-
-    traced = make_fx(grad(value, argnums=(0, 1)), tracing_mode="fake")(w, x)
+    traced = make_fx(grad(step, argnums=(0, 1)), tracing_mode="fake")(w, x)
     ran = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
     nodes = [node for node in traced.graph.nodes if node.target in ran]
-    assert [node.target for node in nodes] == list(ran)
-    read = [arg.meta["val"] for node in nodes for arg in node.args[:3] if isinstance(arg, torch.fx.Node)]
-    assert len(read) == 5
-    assert all((tensor.stride(1) == 1) is innermost for tensor in read)
+    assert {node.target for node in nodes} == set(ran)
+    return [arg.meta["val"] for node in nodes for arg in node.args[:3] if isinstance(arg, torch.fx.Node)]
 
 
-def test_each_tensor_is_turned_around_once(monkeypatch):
-    monkeypatch.setattr(convolve, "_KIND", "cpu")
-    monkeypatch.setattr(convolve, "_by_tensor_cores", lambda *_: True)
+def convolved(x, w, **options):
+    made = convolve.laid_out(F.conv2d)(x, w, **options)
+    return F.conv2d(x, w, **options) if made is NotImplemented else made
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_forward_and_backward_read_channels_innermost_where_that_is_wanted(wanted):
+    found = read(wanted, lambda x, w: convolved(x, w).sin().sum())
+    assert len(found) == 5
+    assert all((tensor.stride(1) == 1) is wanted for tensor in found)
+
+
+@pytest.mark.parametrize("end", [torch.sum, lambda x: x.flatten(1).sum(), lambda x: x.mean((2, 3)).sum()])
+def test_gradients_are_turned_around_where_they_reach_the_last_one(end):
+    found = read(True, lambda x, w: end(convolved(convolved(x, w).relu(), w)))
+    assert all(tensor.stride(1) == 1 for tensor in found)
+
+
+def test_each_tensor_is_turned_around_once():
     x, w = torch.randn(2, 4, 5, 5), torch.randn(4, 4, 3, 3)
 
     def value(w, x):
-        with convolve.formed(Form.INNERMOST):
+        with convolve.innermost(True):
             for _ in range(3):
-                x = convolve.convolution(2)(x, w, padding=1).relu()
+                x = convolved(x, w, padding=1).relu()
             return x.sin().sum()
 
     traced = make_fx(grad(value), tracing_mode="fake")(w, x)
@@ -148,44 +116,68 @@ def test_each_tensor_is_turned_around_once(monkeypatch):
     assert [node.meta["val"].shape for node in turned] == [x.shape, w.shape, w.shape, w.shape]
 
 
-@pytest.mark.parametrize(("groups", "innermost"), [(1, True), (2, False), (4, True)])
-def test_groups_of_several_channels_stay_as_they_are(monkeypatch, groups, innermost):
-    monkeypatch.setattr(convolve, "_by_tensor_cores", lambda *_: True)
-    assert convolve._reads_innermost(torch.randn(8, 4 // groups, 3, 3), groups) is innermost
-    assert not convolve._reads_innermost(torch.randn(8, 4 // groups, 3), groups)
+@pytest.mark.parametrize(
+    ("input", "weight", "options"),
+    [
+        ((2, 4, 5, 5), (8, 2, 3, 3), {"groups": 2}),
+        ((4, 5, 5), (8, 4, 3, 3), {}),
+    ],
+    ids=["groups of several channels", "no batch"],
+)
+def test_the_rest_is_left_to_torch(input, weight, options):
+    with convolve.innermost(True):
+        assert (
+            convolve.laid_out(F.conv2d)(torch.randn(input), torch.randn(weight), **options) is NotImplemented
+        )
 
 
-def test_older_gpus_have_none_for_single_precision(monkeypatch):
+def test_groups_are_found_where_they_are_passed():
+    x, w = torch.randn(2, 4, 5, 5), torch.randn(8, 2, 3, 3)
+    with convolve.innermost(True):
+        assert convolve.laid_out(F.conv2d)(x, w, None, 1, 0, 1, 2) is NotImplemented
+        assert convolve.laid_out(F.conv_transpose2d)(x, w[:4], None, 1, 0, 0, 2) is NotImplemented
+
+
+def test_elsewhere_nothing_is_turned_around(monkeypatch):
+    x, w = torch.randn(1, 1, 8, 8), torch.randn(1, 1, 3, 3)
+    assert convolve.laid_out(F.conv2d)(x, w) is NotImplemented
+    monkeypatch.setattr(convolve, "_KIND", "cuda")
+    with convolve.innermost(True):
+        assert convolve.laid_out(F.conv2d)(x, w) is NotImplemented
+
+
+def test_older_gpus_have_tensor_cores_for_fewer_numbers(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert not convolve._by_tensor_cores(torch.float32, torch.device("cuda"))
-    assert not convolve._by_tensor_cores(torch.bfloat16, torch.device("cuda"))
-    assert convolve._by_tensor_cores(torch.float16, torch.device("cuda"))
+    gpu = torch.device("cuda")
+    found = [BY_TENSOR_CORES(t, gpu) for t in (torch.float32, torch.bfloat16, torch.float16)]
+    assert found == [False, False, True]
 
 
-def test_tensor_cores_compute_in_sixteen_bits_and_in_tf32():
-    assert convolve._by_tensor_cores(torch.bfloat16, CPU)
-    assert not convolve._by_tensor_cores(torch.float64, CPU)
+def test_tensor_cores_multiply_sixteen_bits_and_tf32():
+    cpu = torch.device("cpu")
+    assert BY_TENSOR_CORES(torch.bfloat16, cpu)
+    assert not BY_TENSOR_CORES(torch.float64, cpu)
     place = attrgetter("cudnn.conv")(torch.backends)
     before = place.fp32_precision
     try:
         for word in ("tf32", "ieee"):
             place.fp32_precision = word
-            assert convolve._by_tensor_cores(torch.float32, CPU) is (word == "tf32")
+            assert BY_TENSOR_CORES(torch.float32, cpu) is (word == "tf32")
     finally:
         place.fp32_precision = before
 
 
-@pytest.mark.parametrize(
-    ("members", "weights", "expected"),
-    [
-        (1, [(128, 64, 3, 3)], Form.INNERMOST),
-        (4, [(128, 64, 3, 3)], Form.APART),
-        (5, [(128, 64, 3, 3)], Form.TOGETHER),
-        (1, [(64, 64, 3, 3), (10, 4096), (10,)], Form.PLAIN),
-        (1, [(16, 80, 3)], Form.PLAIN),
-        (1, [], Form.PLAIN),
-    ],
-)
-def test_the_form_is_a_rule_of_width_and_shapes(members, weights, expected):
-    assert convolve.form(members, weights) == expected
-    assert convolve.form(members, weights, turns=False) is not Form.INNERMOST
+def test_what_autocast_makes_of_it_counts(monkeypatch):
+    monkeypatch.setattr(convolve, "_by_tensor_cores", BY_TENSOR_CORES)
+    x, w = torch.randn(1, 2, 8, 8), torch.randn(3, 2, 3, 3)
+    place = attrgetter("cudnn.conv")(torch.backends)
+    before, place.fp32_precision = place.fp32_precision, "ieee"
+    try:
+        with convolve.innermost(True), torch.autocast("cpu", torch.bfloat16):
+            made = convolve.laid_out(F.conv2d)(x, w)
+            assert made.dtype == torch.bfloat16
+            assert convolve.laid_out(F.conv2d)(x.double(), w.double()) is NotImplemented
+        with convolve.innermost(True):
+            assert convolve.laid_out(F.conv2d)(x, w) is NotImplemented
+    finally:
+        place.fp32_precision = before

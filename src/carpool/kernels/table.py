@@ -46,12 +46,8 @@ STACKED: Operators = {
     F.normalize: normalise.normalize,
     _VF._weight_norm: normalise.weight_norm,
     torch.linalg.householder_product: normalise.householder_product,
-    F.conv1d: convolve.convolution(1),
-    F.conv2d: convolve.convolution(2),
-    F.conv3d: convolve.convolution(3),
-    F.conv_transpose1d: convolve.transposed(1),
-    F.conv_transpose2d: convolve.transposed(2),
-    F.conv_transpose3d: convolve.transposed(3),
+    F.conv2d: convolve.laid_out(F.conv2d),
+    F.conv_transpose2d: convolve.laid_out(F.conv_transpose2d),
     F.bilinear: linear.bilinear,
     F.embedding_bag: linear.embedding_bag,
     **foreach.EACH,
@@ -75,14 +71,12 @@ def lent(seed: Any, step: Any, phase: int = 0) -> Iterator[Keyed]:
 
 
 @contextmanager
-def stacked(
-    seed: Any, step: Any, phase: int = 0, form: convolve.Form = convolve.Form.TOGETHER
-) -> Iterator[Keyed]:
+def stacked(seed: Any, step: Any, phase: int = 0, innermost: bool = False) -> Iterator[Keyed]:
     """A member's step inside a stack, or a phase of it. `seed` and `step` are the member's own, batched by vmap."""
     with (
         Keyed(seed, step, operators=STACKED, phase=phase) as key,
         checkpoint.inlined(),
-        convolve.formed(form),
+        convolve.innermost(innermost),
     ):
         for module, names in _UNSEEN:
             with patched(module, **names):

@@ -9,7 +9,7 @@ from torch import nn
 from zoo import TorchZoo
 
 import carpool
-from carpool.adapters.torch import program
+from carpool.adapters.torch import fuse, program
 from carpool.adapters.torch.fused import StackedSession
 from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.train import TorchAdapter
@@ -29,6 +29,17 @@ def test_a_compiled_group_equals_the_jobs_alone(model):
     together = ZOO.run(jobs(model), compile=True, strategy="fused")
     alone = ZOO.run(jobs(model), strategy="in_turn")
     for one, other in zip(together, alone, strict=True):
+        assert_close(ZOO.left(one), ZOO.left(other), double=True)
+
+
+@pytest.mark.parametrize("model", ["batch_norm", "conv_norm", "dropout"])
+def test_rows_that_are_traced_one_by_one_equal_the_jobs_alone(monkeypatch, model):
+    monkeypatch.setattr(fuse, "is_apart", lambda rows, convolves, device: True)
+    apart = ZOO.run(jobs(model), strategy="fused", compile=False)
+    traced = next(reversed(program._memory.values())).traced
+    assert not any("bmm" in str(node.target) for node in traced.graph.nodes)
+    alone = ZOO.run(jobs(model), strategy="in_turn")
+    for one, other in zip(apart, alone, strict=True):
         assert_close(ZOO.left(one), ZOO.left(other), double=True)
 
 

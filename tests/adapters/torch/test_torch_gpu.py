@@ -4,6 +4,7 @@ import gc
 import warnings
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 import pytest
 import torch
@@ -123,3 +124,54 @@ def test_a_job_alone_whose_loss_holds_numbers_is_compiled():
     assert any(ready.compiled is not None for ready in program._memory.values())
     [alone] = carpool.train([one], device="cuda", strategy="in_turn", reporters=[])
     assert compiled.history["loss"] == pytest.approx(alone.history["loss"], rel=1e-3)
+
+
+def images() -> torch.nn.Module:
+    """Wide enough for channels to be laid out innermost."""
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 72, 3, padding=1, bias=False),
+        torch.nn.BatchNorm2d(72),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(72, 96, 3, stride=2, padding=1),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(96, 3),
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_images_of_few_jobs_are_read_by_tensor_cores_and_end_where_they_do_alone(count):
+    place = attrgetter("cudnn.conv")(torch.backends)
+    before, place.fp32_precision = place.fp32_precision, "tf32"
+    x, y = torch.randn(64, 3, 16, 16), torch.randint(0, 3, (64,))
+
+    def several() -> list[carpool.Job]:
+        optimizer = partial(torch.optim.SGD, lr=0.05)
+        return [
+            carpool.Job(
+                images, (x, y), seed=s, loss=F.cross_entropy, optimizer=optimizer, batch_size=16, epochs=2
+            )
+            for s in range(count)
+        ]
+
+    try:
+        strategy = "fused" if count > 1 else "auto"
+        together = carpool.train(several(), device="cuda", reporters=[], compile=True, strategy=strategy)
+        traced = next(reversed(program._memory.values())).traced
+        alone = carpool.train(several(), device="cuda", reporters=[], strategy="in_turn")
+    finally:
+        place.fp32_precision = before
+    kinds = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+    read = [
+        arg.meta["val"]
+        for node in traced.graph.nodes
+        if node.target in kinds
+        for arg in node.args[:3]
+        if isinstance(arg, torch.fx.Node) and arg.meta["val"].dim() == 4
+    ]
+    assert len(read) == count * (2 * 2 + 2 * 3)
+    assert all(tensor.stride(1) == 1 for tensor in read)
+    for one, other in zip(together, alone, strict=True):
+        assert "not compiled" not in one.reason
+        for ours, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)

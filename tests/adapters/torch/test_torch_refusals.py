@@ -19,7 +19,6 @@ from carpool.adapters.torch import program
 from carpool.adapters.torch.train import TorchAdapter
 from carpool.errors import FusionError
 from carpool.kernels import convolve
-from carpool.kernels.convolve import Form
 
 X, Y = torch.randn(12, 5, 4), torch.randint(0, 3, (12,))
 
@@ -246,7 +245,7 @@ def test_images_alone_are_turned_around_where_the_model_takes_it(monkeypatch, en
     assert [one.meta["val"].stride(1) == 1 for one in read] == [turned] * 2
     session = adapter.open(job, "cpu")
     session.close()
-    assert session._recipe.form is (Form.INNERMOST if turned else Form.PLAIN)
+    assert session._recipe.innermost is turned
 
 
 @pytest.mark.parametrize("case", ["if", "mask", "drawn"])

@@ -25,6 +25,7 @@ from carpool.adapters.torch.narrow import Narrower
 from carpool.adapters.torch.pace import pace_key
 from carpool.adapters.torch.probe import Probe
 from carpool.adapters.torch.program import Tensors, compile_guess_s, trace_only
+from carpool.adapters.torch.rowwise import is_apart
 from carpool.adapters.torch.sharing import reads_alike, shared_leaves
 from carpool.adapters.torch.stacked import PhaseRecipe, Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
@@ -32,7 +33,7 @@ from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.template import template
 from carpool.adapters.torch.window import Window
 from carpool.job import Job
-from carpool.kernels.convolve import Form, form
+from carpool.kernels.convolve import gains
 from carpool.kernels.updates import UNFUSED, UPDATES
 from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Course, Cursor, cut
@@ -81,14 +82,15 @@ class TorchFuser(Fuser):
         return None
 
     def _recipe(self, known: Sequence[Known], width: int) -> Recipe:
-        return make_recipe(known, width, turns=known[0].signature not in self._unturned)
+        turns = known[0].signature not in self._unturned
+        return make_recipe(known, width, self._device(), turns)
 
     def _traced(self, known: Sequence[Known], width: int) -> tuple[GraphModule, Tensors]:
         """The step of these members in a stack of so many rows, and tensors of its shapes that hold nothing."""
         try:
             return self._traced_once(known, width)
         except Exception:
-            if self._recipe(known, width).form is not Form.INNERMOST:
+            if not self._recipe(known, width).innermost:
                 raise
             self._unturned.add(known[0].signature)  # `view`, say, wants channels where they were
             return self._traced_once(known, width)
@@ -217,14 +219,16 @@ def untraced_refusal(known: Sequence[Known]) -> str | None:
     return reason
 
 
-def make_recipe(members: Sequence[Known], width: int, turns: bool = True) -> Recipe:
+def make_recipe(members: Sequence[Known], width: int, device: str, turns: bool = True) -> Recipe:
     """The recipe of a structure, in a stack of so many rows, with templates of its model that hold no memory of their own.
 
     `turns`: its tensors may be laid out anew.
     """
     known = members[0]
     bare = template(known.built.model)
-    rows = max(width, len(members))
+    rows, shared, alike = max(width, len(members)), shared_leaves(members), reads_alike(members)
+    once = bool(shared) and alike  # a trunk, say, that is computed once for all members; not one by one
+    apart = is_apart(rows, known.probe.convolved > 0 and not once, device)
     shapes = [parameter.shape for parameter in known.built.model.parameters()]
     return Recipe(
         layout=make_layout(known.built, known.probe.idle),
@@ -241,10 +245,10 @@ def make_recipe(members: Sequence[Known], width: int, turns: bool = True) -> Rec
         clips=known.built.job.clip_norm is not None,
         accumulate=known.built.job.accumulate,
         precision=known.built.job.precision,
-        shared=shared_leaves(members),
-        alike=reads_alike(members),
-        form=form(rows, shapes, turns),
-        single=rows == 1,
+        shared=shared,
+        alike=alike,
+        apart=apart,
+        innermost=apart and turns and gains(shapes),
     )
 
 

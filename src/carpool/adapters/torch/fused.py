@@ -83,7 +83,7 @@ class StackedSession(FusedSession):
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
         self.schedules = _has_timers(known)
         key = (self._first.signature, recipe.sharing)
-        self._programs = Programs(key, width, device, compile, prepared, repeats=not recipe.single)
+        self._programs = Programs(key, width, device, compile, prepared, repeats=width > 1)
         self._best: Tensors = {}
         self._dead: set[int] = set()
         self._versions: dict[int, list[int]] = {}

@@ -1,6 +1,6 @@
 """The arithmetic of one fused step, as a pure recipe over named tensors. Traced and compiled in `program.py`.
 
-A step gathers each member's batch on the device, takes vmap(grad) of the member's objective, updates the stack, and
+A step gathers each member's batch on the device, takes the gradient of the member's objective for all rows (`rowwise.py`), updates the stack, and
 writes everything back under a mask: a row that is not active, or whose loss is not finite, keeps every bit it had.
 """
 
@@ -19,7 +19,6 @@ from carpool.adapters.torch.layout import Layout
 from carpool.adapters.torch.precision import WideNorms, untouched
 from carpool.adapters.torch.probe import Stepped, call
 from carpool.adapters.torch.rowwise import by_row
-from carpool.kernels.convolve import Form
 from carpool.kernels.table import batched_or_refused, stacked
 from carpool.kernels.updates import clipped
 
@@ -54,15 +53,15 @@ class Recipe:
     """Leaves that are one tensor for all members."""
     alike: bool = False
     """Whether all members read the same batches."""
-    form: Form = Form.TOGETHER
-    """How convolutions are computed."""
-    single: bool = False
-    """Whether there is one row, and never more."""
+    apart: bool = False
+    """Whether members are traced one by one. As the stack was opened: members that leave later change no bit."""
+    innermost: bool = False
+    """Whether convolutions are computed with channels innermost in memory."""
 
     @property
     def sharing(self) -> Hashable:
         """What a step has baked in of what its members have in common."""
-        return (tuple(sorted(self.shared)), self.alike, self.form, self.single)
+        return (tuple(sorted(self.shared)), self.alike, self.apart, self.innermost)
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -113,7 +112,7 @@ def _take_phase(
         step: Tensor,
         place: Tensor,
     ) -> Any:
-        with stacked(seed, step, number, recipe.form), WideNorms():
+        with stacked(seed, step, number, recipe.innermost), WideNorms():
             leaves = {**learning, **fixed, **buffers, **shared}
             values, after = call(module, leaves, recipe.batch(batch), place)
         shown = torch.stack([values[name].detach().to(torch.float64) for name in phase.values])
@@ -126,7 +125,7 @@ def _take_phase(
     trial = {name: buffer.clone() for name, buffer in buffers.items()}
     learning = {name: leaf for name, leaf in weights.items() if name in own}
     in_dims = (0, 0, 0, None if recipe.alike else 0, 0, 0, 0)
-    gradient = by_row(grad(member, has_aux=True), in_dims, recipe.single)
+    gradient = by_row(grad(member, has_aux=True), in_dims, recipe.apart)
     with batched_or_refused():
         grads, (shown, after) = gradient(learning, fixed, trial, batch, t["seeds"], t["steps"], place)
     runs = due if phase.every > 1 else torch.ones_like(due)
@@ -158,7 +157,7 @@ def evaluate_step(recipe: Recipe, size: int, shared: bool) -> Callable[[Tensors]
     def member(
         once: Tensors, leaves: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor, number: Tensor
     ) -> Tensor:
-        with stacked(seed, step, form=recipe.form), WideNorms():
+        with stacked(seed, step, innermost=recipe.innermost), WideNorms():
             values, _ = call(module, {**leaves, **once}, recipe.validation_batch(batch), number)
         return torch.stack([values[name].to(torch.float64) for name in recipe.evaluated])
 
@@ -172,7 +171,7 @@ def evaluate_step(recipe: Recipe, size: int, shared: bool) -> Callable[[Tensors]
         number = t["batch"] + t["k"]
         place = evaluation_step(t["steps"], number)
         in_dims = (None, 0, None if shared else 0, 0, 0, 0)
-        shown = by_row(_beneath_grad(member), in_dims, recipe.single)(
+        shown = by_row(_beneath_grad(member), in_dims, recipe.apart)(
             _prefixed(t, "shared:"), leaves, batch, t["seeds"], place, number
         )
         t["sums"].add_(torch.where(t["active"][:, None], shown * size, 0.0))
