@@ -254,3 +254,26 @@ def test_a_job_alone_with_a_budget_that_cannot_be_traced_trains(case):
         [replace(job, budget="64 MiB") for job in jobs(case)[:1]], device="cpu", reporters=[]
     )
     assert result.error is None
+
+
+def test_what_minds_only_in_evaluation_is_evaluated(monkeypatch):
+    monkeypatch.setattr(convolve, "_KIND", "cpu")
+    monkeypatch.setattr(convolve, "_by_tensor_cores", lambda *_: True)
+    x, y = torch.randn(8, 3, 6, 6), torch.randint(0, 3, (8,))
+
+    class Careful(Images):
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.second(self.norm(self.first(x)).relu())
+            return self.last(made.flatten(1) if self.training else viewed(made))
+
+    job = carpool.Job(
+        partial(Careful, viewed),
+        (x, y),
+        validation_data=(x, y),
+        loss=F.cross_entropy,
+        optimizer=torch.optim.SGD,
+        batch_size=4,
+    )
+    [result] = carpool.train([job], device="cpu", reporters=[], compile=True)
+    assert result.error is None
+    assert "not compiled" not in result.reason

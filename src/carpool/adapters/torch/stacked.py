@@ -56,7 +56,7 @@ class Recipe:
     apart: bool = False
     """Whether members are traced one by one. As the stack was opened: members that leave later change no bit."""
     innermost: bool = False
-    """Whether convolutions are computed with channels innermost in memory."""
+    """Whether training computes convolutions with channels innermost in memory."""
 
     @property
     def sharing(self) -> Hashable:
@@ -157,7 +157,8 @@ def evaluate_step(recipe: Recipe, size: int, shared: bool) -> Callable[[Tensors]
     def member(
         once: Tensors, leaves: Tensors, batch: list[Tensor], seed: Tensor, step: Tensor, number: Tensor
     ) -> Tensor:
-        with stacked(seed, step, innermost=recipe.innermost), WideNorms():
+        # Channels stay where they are: only training was tried with them innermost.
+        with stacked(seed, step), WideNorms():
             values, _ = call(module, {**leaves, **once}, recipe.validation_batch(batch), number)
         return torch.stack([values[name].to(torch.float64) for name in recipe.evaluated])
 
