@@ -68,6 +68,7 @@ def test_a_job_alone_is_traced_in_its_models_own_shapes():
         several = [replace(job, name=f"job {place}") for place, job in enumerate(jobs("mlp")[:members])]
         for job in several:
             adapter.describe(job)
+        assert adapter.fuser is not None
         assert adapter.fuser.refusal(several) is None
         traced = next(reversed(program._memory.values())).traced
         return {str(node.target) for node in traced.graph.nodes}

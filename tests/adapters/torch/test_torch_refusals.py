@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import carpool
 from carpool.adapters.torch import program
+from carpool.adapters.torch.fused import StackedSession
 from carpool.adapters.torch.train import TorchAdapter
 from carpool.errors import FusionError
 from carpool.kernels import convolve
@@ -194,6 +195,7 @@ def test_a_job_alone_is_refused_what_changes_its_numbers_and_needs_no_batching_r
     adapter = TorchAdapter(compile=True)
     [job] = [replace(job, model=partial(Model, Linear, body)) for job in jobs("if")[:1]]
     adapter.describe(job)
+    assert adapter.fuser is not None
     refused = adapter.fuser.refusal([job])
     assert (refused is None) if reason is None else (reason in str(refused))
     [result] = carpool.train([job], device="cpu", reporters=[], compile=True)
@@ -239,12 +241,14 @@ def test_images_alone_are_turned_around_where_the_model_takes_it(monkeypatch, en
     adapter = TorchAdapter(compile=True)
     adapter.device("cpu")
     adapter.describe(job)
+    assert adapter.fuser is not None
     assert adapter.fuser.refusal([job]) is None
     traced = next(reversed(program._memory.values())).traced
     read = [n.args[0] for n in traced.graph.nodes if n.target is torch.ops.aten.convolution.default]
     assert [one.meta["val"].stride(1) == 1 for one in read] == [turned] * 2
     session = adapter.open(job, "cpu")
     session.close()
+    assert isinstance(session, StackedSession)
     assert session._recipe.innermost is turned
 
 
