@@ -79,6 +79,13 @@ def chunk_of(supplied: Sequence[tuple[Cohort, Supply]], max_steps: int) -> Chunk
 
 def moved(found: Iterable[Cohort], chunk: Chunk) -> bool:
     """Moves the cohorts of a chunk that was enqueued; False, and nothing moved, where the rows of one part ways."""
+    found = list(found)
+    for cohort in found:
+        if chunk.rows is cohort.rows and (
+            not chunk.ends or chunk.ends is cohort.rows
+        ):  # all of one, and no other
+            cohort.cursor = cohort.cursor.advanced(chunk.steps, bool(chunk.ends))
+            return True
     rows, ends = frozenset(chunk.rows), frozenset(chunk.ends)
     going = [cohort for cohort in found if not cohort.held.isdisjoint(rows)]
     if any(

@@ -282,7 +282,10 @@ class Driver:
         return (
             not shown.diverged.any()
             and (not ends or ends == shown.rows)
-            and self._members.keys() >= frozenset(shown.rows)
+            and (
+                any(shown.rows is cohort.rows for cohort in self._cohorts)  # who leaves is in no cohort
+                or self._members.keys() >= frozenset(shown.rows)
+            )
         )
 
     # Epochs

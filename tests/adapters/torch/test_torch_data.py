@@ -152,7 +152,8 @@ def test_the_order_on_the_device_is_the_public_order():
 
     rows = shuffled(
         torch.arange(length).repeat(5, 1),
-        [(signed_seed(seed), epoch) for seed, epoch in zip(seeds, epochs, strict=True)],
+        np.array([signed_seed(seed) for seed in seeds]),
+        np.array(epochs),
     )
     for row, seed, epoch in zip(rows, seeds, epochs, strict=True):
         assert row.tolist() == carpool.batch_order(seed, epoch, length).tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
 
 from carpool.adapters.torch.build import Built
@@ -59,7 +60,7 @@ class Held(Batches):
 
     def _places(self) -> Shuffler:
         if self._shuffler is None:
-            self._shuffler = Shuffler(self._unshuffled()[None], [self._seed])
+            self._shuffler = Shuffler(self._unshuffled()[None], np.array([self._seed]))
         return self._shuffler
 
     def _unshuffled(self) -> torch.Tensor:

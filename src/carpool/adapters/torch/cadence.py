@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from carpool.adapters.torch.build import Built
+from carpool.adapters.torch.standing import Rows, Standing
 from carpool.planning.cursor import Chunk
 
 
@@ -27,15 +26,20 @@ def due_at(built: Built, chunk: Chunk, place: int, ahead: int) -> tuple[bool, ..
     return tuple(ready and (cursor.step + ahead) % phase.every == 0 for phase in built.phases)
 
 
-def due(chunk: Chunk, members: Mapping[int, Built], width: int) -> np.ndarray:
-    """Which rows' optimizers update at which of the chunk's steps: [steps, members, phases]."""
-    first = members[chunk.rows[0]]  # a group's members have one structure: the same phases, at the same steps
-    rows, ahead = np.array(chunk.rows), np.arange(chunk.steps)[:, None]
-    batches = np.array([cursor.batch for cursor in chunk.cursors]) + ahead
-    steps = np.array([cursor.step for cursor in chunk.cursors]) + ahead
-    ready = (batches + 1) % first.job.accumulate == 0
-    ready[-1] |= np.isin(rows, chunk.ends)
-    made = np.zeros((chunk.steps, width, len(first.phases)), dtype=bool)
-    for number, phase in enumerate(first.phases):
-        made[:, rows, number] = ready & (steps % phase.every == 0)
+def due(built: Built, chunk: Chunk, where: Standing, rows: Rows, width: int) -> np.ndarray:
+    """Which rows' optimizers update at which of the chunk's steps: [steps, members, phases].
+
+    A group's members have one structure: `built`, any of them, has the same phases at the same steps.
+    """
+    ahead = np.arange(chunk.steps)[:, None]
+    ready = np.repeat((where.batches + ahead + 1) % built.job.accumulate == 0, _each(where, rows), axis=1)
+    ready[-1] |= True if chunk.ends == chunk.rows else np.isin(rows.host, chunk.ends)
+    made = np.zeros((chunk.steps, width, len(built.phases)), dtype=bool)
+    for number, phase in enumerate(built.phases):
+        made[:, rows.place, number] = ready & ((where.steps + ahead) % phase.every == 0)
     return made
+
+
+def _each(where: Standing, rows: Rows) -> int:
+    """How many rows a column of the standing is."""
+    return len(rows.rows) // len(where.steps)

@@ -14,6 +14,7 @@ from carpool.adapters.torch.check import Case
 from carpool.adapters.torch.hypers import Ahead, Hypers, columns
 from carpool.adapters.torch.orders import Orders
 from carpool.adapters.torch.stacked import Recipe
+from carpool.adapters.torch.standing import Rows, standing
 from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.transfer import sent
 from carpool.adapters.torch.window import Window
@@ -41,6 +42,7 @@ class Feed:
         self._batch_size, self._hypers, self._window = batch_size, hypers, window
         self._device = tensors["order"].device
         self.orders = Orders(tensors["order"])
+        self._rows: Rows | None = None
 
     def moved(self, rows: Sequence[int], known: Sequence[Known | None], hypers: Hypers) -> Feed:
         """The feed of a stack into which these rows were taken over, in this order."""
@@ -74,19 +76,26 @@ class Feed:
 
     # Chunks
 
+    def rows(self, chunk: Chunk) -> Rows:
+        """The chunk's rows; those of the chunk before are most often the same ones."""
+        if self._rows is None or self._rows.rows is not chunk.rows:
+            self._rows = Rows(chunk.rows, len(self._known), self._device)
+        return self._rows
+
     def tell(self, chunk: Chunk, steps: int) -> None:
         """Which rows run from where, with nothing counted yet."""
-        self.orders.lay(chunk)
+        rows, where, feed = self.rows(chunk), standing(chunk.cursors), self._tensors
+        self.orders.lay(rows, where.epochs)
         if self._window is not None:
-            arrays = [tensor for name, tensor in self._tensors.items() if name.startswith("data:")]
+            arrays = [tensor for name, tensor in feed.items() if name.startswith("data:")]
             self._window.lay([self._stream_of(row) for row in chunk.rows], steps, arrays)
-        index = sent(chunk.rows, self._device)
-        feed = self._tensors
-        starts = [self._start(cursor, 0, chunk.size) for cursor in chunk.cursors]
-        stack.activate(feed, index, starts)
-        feed["batch"][index] = sent([cursor.batch for cursor in chunk.cursors], self._device)
-        steps_taken = sent([cursor.step for cursor in chunk.cursors], self._device)
-        feed["steps"][index] = torch.where(feed["alive"][index], steps_taken, feed["steps"][index])
+        starts = where.batches * self._batch_size if self._window is None else np.zeros_like(where.batches)
+        told = sent(np.stack([starts, where.batches, where.steps]), self._device)
+        stack.activate(feed, rows.device, told[0])
+        feed["batch"][rows.device] = told[1]
+        feed["steps"][rows.device] = torch.where(
+            feed["alive"][rows.device], told[2], feed["steps"][rows.device]
+        )
         if self._recipe.clips:
             feed["clip"].copy_(sent(self._hypers.clip(), self._device))
         for name in ("k", "sums", "taken"):
@@ -94,8 +103,9 @@ class Feed:
 
     def ahead(self, chunk: Chunk) -> Ahead:
         """The scalars of a chunk's steps, and which rows update at which of them."""
-        members = {row: self._member(row).built for row in chunk.rows}
-        return self._hypers.ahead(chunk.rows, cadence.due(chunk, members, len(self._known)))
+        rows, built = self.rows(chunk), self._member(chunk.rows[0]).built
+        due = cadence.due(built, chunk, standing(chunk.cursors), rows, len(self._known))
+        return self._hypers.ahead(chunk.rows, due)
 
     def now(self) -> Ahead:
         """Those of one step as they are, in which every row and phase updates, also where it would only gather or sit out."""

@@ -229,7 +229,7 @@ class StackedSession(FusedSession):
             # Beside other streams a launch takes longer; what it takes alone decides how long a chunk is.
             self._launch_s = min(seconds / ticket.chunk.steps, self._launch_s or math.inf)
         rows, names = ticket.chunk.rows, self._recipe.values
-        own = shown[list(rows)]
+        own = shown[self._feed.rows(ticket.chunk).place]
         steps, dead = own[:, -2].astype(np.int64), own[:, -1] == 0
         for place in np.flatnonzero(dead):
             if rows[place] not in self._dead:

@@ -36,6 +36,10 @@ class Hypers:
         self._now = np.zeros((len(members), len(layout.spans), layout.hypers))
         self._clip = np.full(len(members), np.inf)
         self._first: dict[int, Any] = {}
+        self._watched: set[int] = set()
+        """Rows with callbacks, which may set other hyper-parameters at any time."""
+        self._timed: set[int] = set()
+        """Rows with a scheduler that steps by batch."""
         for row, built in enumerate(members):
             self.set(row, built)
 
@@ -43,6 +47,8 @@ class Hypers:
         """Another job takes the row, or none."""
         self._members[row] = built
         self._first.pop(row, None)
+        _put(self._watched, row, built is not None and bool(built.job.callbacks))
+        _put(self._timed, row, any(phase.timer and phase.timer.by_step for phase in self._phases(row)))
         if any(phase.timer is not None for phase in self._phases(row)) or (built and built.job.callbacks):
             self._first[row] = self._snapshot(row)
         self.read(row)
@@ -73,10 +79,9 @@ class Hypers:
 
         One that raises (OneCycleLR past its total) is its own row's failure.
         """
-        for row in rows:
-            if self._is_watched(row):
-                self.read(row)
-        timed = [row for row in rows if self._steps_by_batch(row)]
+        for row in self._watched.intersection(rows) if self._watched else ():
+            self.read(row)
+        timed = sorted(self._timed.intersection(rows)) if self._timed else ()
         if not timed:
             return Ahead(self.now(), due)
         before = {row: self._snapshot(row) for row in timed}
@@ -119,17 +124,9 @@ class Hypers:
             if self._members[row] is not None:
                 self._restore(row, before)
 
-    def _is_watched(self, row: int) -> bool:
-        """Whether a callback of the job's may have set other hyper-parameters since they were read."""
-        built = self._members[row]
-        return built is not None and bool(built.job.callbacks)
-
     def _phases(self, row: int) -> tuple[LivePhase, ...]:
         built = self._members[row]
         return () if built is None else built.phases
-
-    def _steps_by_batch(self, row: int) -> bool:
-        return any(phase.timer is not None and phase.timer.by_step for phase in self._phases(row))
 
     def _snapshot(self, row: int) -> Any:
         built = self._members[row]
@@ -160,6 +157,10 @@ class Hypers:
                 mark_stepped(phase.optimizer)
                 phase.timer.step_update()
         return numbers
+
+
+def _put(rows: set[int], row: int, belongs: bool) -> None:
+    (rows.add if belongs else rows.discard)(row)
 
 
 def mark_stepped(optimizer: torch.optim.Optimizer) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from carpool.adapters.torch.shuffle import Shuffler
-from carpool.adapters.torch.transfer import sent
-from carpool.planning.cursor import Chunk
+from carpool.adapters.torch.standing import Rows
 
 
 class Orders:
@@ -18,11 +18,9 @@ class Orders:
     def __init__(self, order: Tensor) -> None:
         self._order = order
         width = len(order)
-        self._seeds = [0] * width
         self._places = torch.zeros_like(order)
-        self._lengths = [0] * width
-        self._shuffles = [True] * width
-        self._epochs = [-1] * width
+        self._seeds, self._lengths = np.zeros(width, np.int64), np.zeros(width, np.int64)
+        self._shuffles, self._epochs = np.ones(width, bool), np.full(width, -1, np.int64)
         self._shufflers: dict[tuple[int, ...], Shuffler] = {}
 
     def set(self, row: int, places: Tensor, shuffle: bool, seed: int) -> None:
@@ -32,28 +30,33 @@ class Orders:
         self._lengths[row], self._shuffles[row], self._epochs[row] = len(places), shuffle, -1
         self._forget([row])
 
-    def lay(self, chunk: Chunk) -> None:
-        """Lays out the order of the epoch for the rows of the chunk that start one."""
-        kinds: dict[tuple[int, bool, int], list[int]] = {}
-        for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
-            if self._epochs[row] != cursor.epoch:
-                kinds.setdefault((self._lengths[row], self._shuffles[row], cursor.epoch), []).append(row)
-        for (length, shuffle, epoch), rows in kinds.items():
-            index = sent(rows, self._order.device)
-            if shuffle:
-                self._order[index, :length] = self._shuffler(tuple(rows), length).epoch(epoch)
-            else:
-                self._order[index, :length] = self._places[index, :length]
-            for row in rows:  # only now: who raised is laid out when it is asked for again
-                self._epochs[row] = epoch
+    def lay(self, rows: Rows, epochs: np.ndarray) -> None:
+        """Lays out the order of the epoch for those rows that start one; `epochs` has one for each, or one for all."""
+        begins = self._epochs[rows.place] != epochs
+        if not begins.any():
+            return
+        kinds = [self._lengths[rows.place], self._shuffles[rows.place], np.broadcast_to(epochs, begins.shape)]
+        if begins.all() and all((kind == kind[0]).all() for kind in kinds):
+            self._lay(rows, *(kind[0].item() for kind in kinds))
+            return
+        found, inverse = np.unique(np.stack(kinds)[:, begins], axis=1, return_inverse=True)
+        for number, (length, shuffle, epoch) in enumerate(found.T.tolist()):
+            held = tuple(rows.host[begins][inverse.reshape(-1) == number].tolist())
+            self._lay(Rows(held, len(self._order), self._order.device), length, bool(shuffle), epoch)
 
-    def _shuffler(self, rows: tuple[int, ...], length: int) -> Shuffler:
+    def _lay(self, rows: Rows, length: int, shuffle: bool, epoch: int) -> None:
+        if shuffle:
+            self._order[rows.device, :length] = self._shuffler(rows, length).epoch(epoch)
+        else:
+            self._order[rows.device, :length] = self._places[rows.device, :length]
+        self._epochs[rows.place] = epoch  # only now: who raised is laid out when it is asked for again
+
+    def _shuffler(self, rows: Rows, length: int) -> Shuffler:
         """Of these rows together: as long as the same ones start their epochs at once, it has made some ahead."""
-        if rows not in self._shufflers:
-            self._forget(rows)
-            places = self._places[sent(rows, self._order.device), :length]
-            self._shufflers[rows] = Shuffler(places, [self._seeds[row] for row in rows])
-        return self._shufflers[rows]
+        if rows.rows not in self._shufflers:
+            self._forget(rows.rows)
+            self._shufflers[rows.rows] = Shuffler(self._places[rows.device, :length], self._seeds[rows.place])
+        return self._shufflers[rows.rows]
 
     def _forget(self, rows: Sequence[int]) -> None:
         gone = set(rows)
@@ -62,9 +65,8 @@ class Orders:
     def moved(self, rows: Sequence[int], order: Tensor) -> Orders:
         """The same rows in other places of a stack of another width, whose tensor is given."""
         made = Orders(order)
-        made._seeds = [self._seeds[row] for row in rows]
+        chosen = np.array(rows)
         made._places = self._places[torch.tensor(list(rows), device=order.device)]
-        made._lengths = [self._lengths[row] for row in rows]
-        made._shuffles = [self._shuffles[row] for row in rows]
-        made._epochs = [self._epochs[row] for row in rows]
+        made._seeds, made._lengths = self._seeds[chosen], self._lengths[chosen]
+        made._shuffles, made._epochs = self._shuffles[chosen], self._epochs[chosen]
         return made

@@ -12,7 +12,7 @@ from carpool.adapters.base import JobState
 from carpool.adapters.torch.absorb import group_options, scheduler_state, slots_by_key
 from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.layout import Layout
-from carpool.adapters.torch.transfer import landed, sent
+from carpool.adapters.torch.transfer import landed
 from carpool.kernels.updates import number_dtype
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Cursor
 
@@ -118,18 +118,17 @@ def empty_data(
     return made | {"order": torch.zeros(rows, order_length, dtype=torch.int32, device=device)}
 
 
-def activate(feed: Tensors, rows: Tensor, starts: Sequence[int]) -> None:
-    """Makes these rows active, each from its own start in its order; the others follow the first of them without effect.
+def activate(feed: Tensors, rows: Tensor, starts: Tensor) -> None:
+    """Makes these rows active, each from its own start in its order, or all from one; the others follow the first of them without effect.
 
     What they would read of their own may hold what would raise.
     """
     feed["active"].zero_()
     feed["active"].index_fill_(0, rows, True)  # by index with a number the host would wait for the device
-    first = sent(starts, rows.device)
     if len(feed["order"]) > 1:  # else there is one for all
-        first = first + rows * feed["order"].shape[1]
-    feed["first"].copy_(first[0].expand_as(feed["first"]))
-    feed["first"][rows] = first
+        starts = starts + rows * feed["order"].shape[1]
+    feed["first"].copy_(starts[0].expand_as(feed["first"]))
+    feed["first"][rows] = starts
 
 
 # Rows in

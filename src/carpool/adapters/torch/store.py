@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+import numpy as np
 import torch
 
 from carpool.adapters.torch.away import Away
@@ -83,20 +84,30 @@ def set_key(arrays: Arrays) -> Hashable:
     return tuple(key_of(tensor) for tensor in arrays.tensors)
 
 
-def shuffled(positions: torch.Tensor, keys: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Each row of positions in the order of `carpool.batch_order(seed, epoch, length)`, a (seed, epoch) for each row.
+def shuffled(positions: torch.Tensor, seeds: np.ndarray, epochs: np.ndarray) -> torch.Tensor:
+    """Each row of positions in the order of `carpool.batch_order(seed, epoch, length)`, a seed and an epoch for each row.
 
-    Rows of one key are sorted once. What is the same is found on the host: asking the device would wait for it.
+    Rows that have both in common are sorted once. What is the same is found on the host: asking the device would wait for it.
     """
     length = positions.shape[1]
     rows = max(1, _SORT_ELEMENTS // max(1, length))
+    numbers = _numbered(seeds, epochs)
     parts = []
     for start in range(0, len(positions), rows):
-        part = keys[start : start + rows]
-        unique = {key: place for place, key in enumerate(dict.fromkeys(part))}
-        seeds, epochs = sent(list(unique), positions.device).unbind(1)
-        order = orders(seeds, epochs, length)
-        if len(unique) < len(part):
-            order = order[sent([unique[key] for key in part], positions.device)]
-        parts.append(positions[start : start + rows].gather(1, order))
+        part = slice(start, start + rows)
+        keys = np.stack([seeds[part], epochs[part]])
+        _, first, places = np.unique(numbers[part], return_index=True, return_inverse=True)
+        if len(first) == len(places):
+            order = orders(*sent(keys, positions.device), length)
+        else:
+            distinct = orders(*sent(keys[:, first], positions.device), length)
+            order = distinct[sent(places, positions.device)]
+        parts.append(positions[part].gather(1, order))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _numbered(seeds: np.ndarray, epochs: np.ndarray) -> np.ndarray:
+    """A number for each pair, equal where both are."""
+    _, own = np.unique(seeds, return_inverse=True)
+    when = epochs - epochs.min()
+    return own * (when.max() + 1) + when

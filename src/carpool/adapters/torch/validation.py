@@ -63,7 +63,8 @@ class Validation:
     def _launch(
         self, rows: Sequence[int], start: int, size: int, full: int, steps: int, prepare: Prepare
     ) -> None:
-        stack.activate(self._tensors, sent(list(rows), self._tensors["order"].device), [start] * len(rows))
+        device = self._tensors["order"].device
+        stack.activate(self._tensors, sent(list(rows), device), sent([start], device))
         self._tensors["batch"].fill_(start // full)
         self._tensors["k"].zero_()
         kind = "evaluate shared" if self._shared else "evaluate"
