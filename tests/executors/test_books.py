@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import carpool
 from carpool.adapters.base import MetricColumns
-from carpool.executors.books import Books
+from carpool.executors.books import Books, Entry
 from carpool.executors.member import Member
 from carpool.planning.cursor import Course
 
@@ -34,7 +34,7 @@ chunks = st.lists(
         st.sampled_from([(0, 1, 2), (0, 2)]),
         st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3),
         st.integers(1, 5),
-        st.booleans(),
+        st.sampled_from(["goes on", "ends", "ends, validated"]),
     ),
     min_size=1,
     max_size=12,
@@ -45,15 +45,19 @@ chunks = st.lists(
 def test_columns_become_what_rows_become(found, write_every):
     """However often they are written, and whoever sits a chunk out."""
     ours, theirs, books = members(3), members(3), Books()
-    for place, (rows, values, steps, ends) in enumerate(found):
-        shown = columns(rows, values, steps)
-        books.add(shown, ends)
+    for place, (rows, values, steps, how) in enumerate(found):
+        shown, ends = columns(rows, values, steps), how != "goes on"
+        validated = columns(rows, values[::-1], 7) if how == "ends, validated" else None
+        books.add(Entry(shown, ends, validated))
         for row in shown:
             theirs[row.row].count(row)
         for row in rows if ends else ():
             for name, value in theirs[row].epoch_metrics().items():
                 theirs[row].history.setdefault(name, []).append(value)
             theirs[row].epochs_ended += 1
+        for row in validated or ():
+            for name, total in row.sums.items():
+                theirs[row.row].history.setdefault(f"val_{name}", []).append(total / row.samples)
         if place % write_every == 0:
             books.write(ours)
     books.write(ours)
@@ -65,7 +69,7 @@ def test_columns_become_what_rows_become(found, write_every):
 def test_books_say_when_they_are_full():
     books, held = Books(), members(1)
     while not books.is_full:
-        books.add(columns((0,), [1.0], 1), True)
+        books.add(Entry(columns((0,), [1.0], 1), ends=True))
     books.write(held)
     assert not books.is_full
     assert len(held[0].history["loss"]) == held[0].epochs_ended == held[0].steps > 1

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import carpool
+from carpool.adapters.torch.fused import StackedSession
 from carpool.events import EpochEnded, EpochsEnded, GroupAdvanced
 from carpool.executors.driver import Driver
 from carpool.reporters.console import Console
@@ -46,13 +47,30 @@ def told(results: Any) -> list[Any]:
     return [(result.outcome, result.steps, repr(result.history)) for result in results]
 
 
-def test_nobody_listens_and_nothing_changes():
+@pytest.mark.parametrize("options", [{}, {"validation_data": (X[:13], Y[:13])}], ids=["", "validated"])
+def test_nobody_listens_and_nothing_changes(options: dict[str, Any]):
     events: list[object] = []
-    heard = carpool.train(jobs(), strategy="fused", reporters=[events.append])
-    unheard = carpool.train(jobs(), strategy="fused", reporters=[])
+    heard = carpool.train(jobs(**options), strategy="fused", reporters=[events.append])
+    unheard = carpool.train(jobs(**options), strategy="fused", reporters=[])
     assert events
     assert [result.outcome.word for result in heard] == ["completed", "completed", "diverged", "completed"]
     assert told(heard) == told(unheard)
+
+
+def test_validation_is_enqueued_with_the_steps_before_it_and_nobody_waits(monkeypatch: pytest.MonkeyPatch):
+    waited: list[object] = []
+    real = StackedSession.evaluate
+    monkeypatch.setattr(
+        StackedSession, "evaluate", lambda self, rows: waited.append(rows) or real(self, rows)
+    )
+    several = [replace(job, epochs=6) for job in jobs(validation_data=(X[:13], Y[:13]))]
+    together = carpool.train(several, strategy="fused", reporters=[])
+    assert 0 < len(waited) <= 2  # the last epochs of each length
+    alone = carpool.train(several, strategy="in_turn", reporters=[])
+    for one, other in zip(together, alone, strict=True):
+        assert one.history.keys() == other.history.keys()
+        for name, values in one.history.items():
+            assert values == pytest.approx(list(other.history[name]), rel=1e-4, nan_ok=True), (one.name, name)
 
 
 class Chunks:
@@ -135,11 +153,12 @@ class Epochs(Chunks):
         return found
 
 
+@pytest.mark.parametrize("validation", [None, (X[:13], Y[:13])], ids=["", "validated"])
 @pytest.mark.parametrize("length", [(40, 40, 40, 40), (40, 40, 40, 23), (40, 31, 40, 23)])
-def test_epochs_that_end_together_are_told_together_and_once(length: tuple[int, ...]):
+def test_epochs_that_end_together_are_told_together_and_once(length: tuple[int, ...], validation: Any):
     several = [
         replace(job, data=(X[:size], Y[:size]), optimizer=partial(torch.optim.SGD, lr=0.01), epochs=5)
-        for job, size in zip(jobs(), length, strict=True)
+        for job, size in zip(jobs(validation_data=validation), length, strict=True)
     ]
     epochs = Epochs()
     results = carpool.train(several, strategy="fused", reporters=[epochs])

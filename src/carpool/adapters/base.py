@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -83,6 +83,14 @@ class MetricColumns:
         columns = (self.rows, self.steps.tolist(), self.samples.tolist(), sums, self.diverged.tolist())
         for row, steps, samples, values, diverged in zip(*columns, strict=True):
             yield MetricRow(row, steps, samples, dict(zip(names, values, strict=True)), diverged)
+
+
+class Reading(Protocol):
+    """Metrics on their way from the device: `read` waits for them, `done` says whether it would."""
+
+    def done(self) -> bool: ...
+
+    def read(self) -> MetricColumns: ...
 
 
 @dataclass(frozen=True)
@@ -186,6 +194,10 @@ class Session(Servable):
     @abstractmethod
     def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
         """Runs these rows' validation data; rows without any are left out."""
+
+    def begin_evaluating(self, rows: Sequence[int]) -> Reading | None:
+        """Enqueues what `evaluate` computes, of the rows as the steps enqueued so far leave them; None where it can only be waited for."""
+        return None
 
     @abstractmethod
     def end_epoch(self, row: int, metrics: Mapping[str, float]) -> Mapping[str, float] | None:

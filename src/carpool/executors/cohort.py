@@ -18,6 +18,8 @@ class Cohort:
     cursor: Cursor
     decides: bool
     """Whether something is decided at the end of each epoch for one of them."""
+    validates: bool
+    """Whether one of them has validation data."""
 
     def __post_init__(self) -> None:
         self.held = frozenset(self.rows)
@@ -33,6 +35,7 @@ class Moving(Protocol):
 
     cohort: Cohort
     decides: bool
+    validates: bool
 
 
 def cohorts(members: Mapping[int, Moving]) -> list[Cohort]:
@@ -43,7 +46,9 @@ def cohorts(members: Mapping[int, Moving]) -> list[Cohort]:
         alike.setdefault((course, cursor, row if course.streamed else None), []).append(row)
     found = []
     for (course, cursor, _), rows in alike.items():
-        cohort = Cohort(tuple(rows), course, cursor, any(members[row].decides for row in rows))
+        held = [members[row] for row in rows]
+        decides, validates = any(one.decides for one in held), any(one.validates for one in held)
+        cohort = Cohort(tuple(rows), course, cursor, decides, validates)
         for row in rows:
             members[row].cohort = cohort
         found.append(cohort)

@@ -8,9 +8,8 @@ several sessions can share a device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from carpool import collector
@@ -20,6 +19,7 @@ from carpool.adapters.base import (
     JobState,
     MetricColumns,
     MetricRow,
+    Reading,
     Session,
     StepFailure,
     Ticket,
@@ -37,7 +37,7 @@ from carpool.events import (
     GroupVerified,
     hears,
 )
-from carpool.executors.books import Books
+from carpool.executors.books import Books, Entry
 from carpool.executors.cohort import Cohort, chunk_of, cohorts, moved
 from carpool.executors.means import Means
 from carpool.executors.member import Member
@@ -59,6 +59,21 @@ def at_once() -> bool:
 
 class Unfit(Exception):
     """A fused group turned out not to equal its members alone."""
+
+
+@dataclass(frozen=True)
+class _Enqueued:
+    """A chunk that a session was given, and the validation that was enqueued after it, if its rows' epochs end with it."""
+
+    session: Session
+    ticket: Ticket
+    is_quiet: bool
+    """Whether it is read without a look at every row: nothing hangs on it."""
+    validated: Reading | None
+
+    def done(self) -> bool:
+        """Whether reading it would not wait."""
+        return self.session.done(self.ticket) and (self.validated is None or self.validated.done())
 
 
 class Finish(Protocol):
@@ -83,8 +98,7 @@ class Driver:
         self._finish = finish
         self._emit = emit
         self._group = group
-        self._pending: list[tuple[Ticket, bool]] = []
-        """What is enqueued, and whether it is read without a look at every row: nothing hangs on it."""
+        self._pending: list[_Enqueued] = []
         self.slice_s: float | None = None
         """The seconds a chunk should take at most, while others wait for the device."""
 
@@ -198,7 +212,12 @@ class Driver:
         self._move(ticket)
         going = [cohort for cohort in self._cohorts if not cohort.held.isdisjoint(done.ends)]
         waits = any(self._session.schedules or cohort.decides or cohort.through for cohort in going)
-        self._pending.append((ticket, not waits and not hears(self._emit, EpochEnded)))
+        validated = None
+        if not waits and any(cohort.validates for cohort in going):
+            validated = self._begin_validation(done.ends)
+            waits = validated is None
+        is_quiet = not waits and not hears(self._emit, EpochEnded)
+        self._pending.append(_Enqueued(self._session, ticket, is_quiet, validated))
         self._emit(GroupAdvanced(self._group, done.steps * len(done.rows)))
         self._report_input(done)
         if full is not None:
@@ -208,6 +227,13 @@ class Driver:
             self._fail(errors)
         yield from self._settle(leave=0 if waits else self._session.in_flight)
         yield at_once
+
+    def _begin_validation(self, rows: Sequence[int]) -> Reading | None:
+        """What is raised here is raised again where it is waited for, and told there."""
+        try:
+            return self._session.begin_evaluating(rows)
+        except Exception:
+            return None
 
     def _move(self, ticket: Ticket) -> None:
         """Moves the rows of a chunk that was enqueued."""
@@ -234,11 +260,11 @@ class Driver:
         The last `leave` chunks stay enqueued: while nothing is decided the device runs on ahead of the books.
         """
         while len(self._pending) > leave:
-            ticket, is_quiet = self._pending[0]
-            if not self._session.done(ticket):
-                yield partial(self._session.done, ticket)
+            oldest = self._pending[0]
+            if not oldest.done():
+                yield oldest.done
             self._pending.pop(0)
-            self._settle_one(ticket, is_quiet)
+            self._settle_one(oldest)
 
     def _settle_now(self) -> None:
         for _ in self._settle():
@@ -250,13 +276,11 @@ class Driver:
         self._books.write(self._members)
         self._means = None  # who is there, and what was shown, may change now
 
-    def _settle_one(self, ticket: Ticket, is_quiet: bool) -> None:
-        shown, ends = self._session.metrics(ticket), ticket.chunk.ends
-        if is_quiet and isinstance(shown, MetricColumns) and self._is_plain(shown, ends):
-            self._tell_together(shown, bool(ends))
-            self._books.add(shown, bool(ends))
-            if self._books.is_full:
-                self._write()
+    def _settle_one(self, enqueued: _Enqueued) -> None:
+        ends, shown = enqueued.ticket.chunk.ends, self._session.metrics(enqueued.ticket)
+        validated = enqueued.validated.read() if enqueued.validated is not None else None
+        if enqueued.is_quiet and isinstance(shown, MetricColumns) and self._is_plain(shown, ends, validated):
+            self._book(Entry(shown, bool(ends), validated))
             return
         self._write()
         rows = [row for row in shown if row.row in self._members]
@@ -267,21 +291,23 @@ class Driver:
             member = self._members[row]
             member.stand(member.cursor._replace(step=member.steps))
         self._end(diverged, Outcome.DIVERGED)
-        self._end_epochs([row for row in ends if row in self._members])
+        self._end_epochs([row for row in ends if row in self._members], validated)
 
-    def _tell_together(self, shown: MetricColumns, ends: bool) -> None:
-        if not hears(self._emit, EpochsEnded):
-            return
-        if self._means is None:
-            self._means = Means(self._members)
-        if (ended := self._means.add(shown, ends)) is not None:
-            self._emit(ended)
+    def _book(self, entry: Entry) -> None:
+        if hears(self._emit, EpochsEnded):
+            self._means = self._means or Means(self._members)
+            if (ended := self._means.add(entry)) is not None:
+                self._emit(ended)
+        self._books.add(entry)
+        if self._books.is_full:
+            self._write()
 
-    def _is_plain(self, shown: MetricColumns, ends: Sequence[int]) -> bool:
+    def _is_plain(self, shown: MetricColumns, ends: Sequence[int], validated: MetricColumns | None) -> bool:
         """Whether all rows went on as one: none diverged or is gone, and an epoch ended for all or for none."""
         return (
             not shown.diverged.any()
             and (not ends or ends == shown.rows)
+            and (validated is None or validated.rows == shown.rows)
             and (
                 any(shown.rows is cohort.rows for cohort in self._cohorts)  # who leaves is in no cohort
                 or self._members.keys() >= frozenset(shown.rows)
@@ -290,14 +316,15 @@ class Driver:
 
     # Epochs
 
-    def _end_epochs(self, rows: Sequence[int]) -> None:
+    def _end_epochs(self, rows: Sequence[int], validated: Iterable[MetricRow] | None) -> None:
+        """`validated` is what validation gave, where it was enqueued with the epoch's last steps."""
         if not rows:
             return
         metrics = {row: self._members[row].epoch_metrics() for row in rows}
-        shown, failed = self._evaluated(rows)
+        shown, failed = self._evaluated(rows) if validated is None else (validated, {})
         for row in shown:
             means = {f"val_{name}": total / max(1, row.samples) for name, total in row.sums.items()}
-            metrics[row.row] |= means
+            metrics.get(row.row, {}).update(means)  # of rows that diverged meanwhile, to nobody
         for row in rows:
             if row not in failed and (error := self._end_epoch(row, metrics[row])) is not None:
                 failed[row] = error

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from carpool.adapters.base import MetricColumns
 from carpool.events import EpochsEnded
+from carpool.executors.books import Entry
 from carpool.executors.member import Member
 
 
@@ -28,8 +28,9 @@ class Means:
             for name, value in member.sums.items():
                 self._column(name)[row] = value
 
-    def add(self, shown: MetricColumns, ends: bool) -> EpochsEnded | None:
+    def add(self, entry: Entry) -> EpochsEnded | None:
         """A chunk's metrics, in order; the event, where an epoch of all its rows ended with it."""
+        shown = entry.shown
         if shown.rows is not self._rows:
             self._rows, self._index = shown.rows, np.array(shown.rows, np.intp)
             self._told = tuple(self._names[row] for row in shown.rows)
@@ -37,11 +38,11 @@ class Means:
         self._samples[index] += shown.samples
         for name, column in shown.sums.items():
             self._column(name)[index] += column
-        if not ends:
+        if not entry.ends:
             return None
         samples = np.maximum(1, self._samples[index])
         metrics = {name: column[index] / samples for name, column in self._sums.items()}
-        ended = EpochsEnded(self._told, self._epochs[index], metrics)
+        ended = EpochsEnded(self._told, self._epochs[index], {**metrics, **entry.val_means})
         for column in (self._samples, *self._sums.values()):
             column[index] = 0
         self._epochs[index] += 1

@@ -15,11 +15,10 @@ class Member:
     def __init__(self, job: Job, course: Course) -> None:
         self.job = job
         self.name = str(job.name)
-        self.decides = bool(
-            job.validation_data is not None or job.stop or job.callbacks or job.scheduler is not None
-        )
+        self.decides = bool(job.stop or job.callbacks or job.scheduler is not None)
         """Whether something is decided at the end of each epoch, so that its metrics must be known at once."""
-        self.cohort = Cohort((), course, Cursor(), self.decides)
+        self.validates = job.validation_data is not None
+        self.cohort = Cohort((), course, Cursor(), self.decides, self.validates)
         self.patience = None if job.stop is None else Patience(job.stop)
         self.history: dict[str, list[float]] = {}
         self.epochs_ended = 0
@@ -38,7 +37,7 @@ class Member:
     def stand(self, cursor: Cursor, epochs: int | None = None) -> None:
         """Leaves the others that moved with it; `epochs` where its course turns out to have so many."""
         course = self.course if epochs is None else self.course._replace(epochs=epochs)
-        self.cohort = Cohort((), course, cursor, self.decides)
+        self.cohort = Cohort((), course, cursor, self.decides, self.validates)
 
     @property
     def movable(self) -> bool:

@@ -39,7 +39,7 @@ from carpool.adapters.torch.stacked import Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.transfer import sent
-from carpool.adapters.torch.validation import Validation
+from carpool.adapters.torch.validation import Evaluated, Validation
 from carpool.adapters.torch.verify import RowsRaised, Verifier
 from carpool.adapters.torch.window import Window
 from carpool.errors import described
@@ -280,10 +280,14 @@ class StackedSession(FusedSession):
     # Between chunks
 
     def evaluate(self, rows: Sequence[int]) -> tuple[MetricRow, ...]:
+        begun = self.begin_evaluating(rows)
+        return tuple(begun.read()) if begun is not None else ()
+
+    def begin_evaluating(self, rows: Sequence[int]) -> Evaluated | None:
         if self._validation is None:
-            return ()
+            return None
         try:
-            return self._validation.run(rows, self._first.course.batch_size, self._program)
+            return self._validation.begin(rows, self._first.course.batch_size, self._program)
         except Exception as error:
             raise (DeviceFull(None, error) if is_full(error) else error) from error
 

@@ -97,11 +97,11 @@ def shuffled(positions: torch.Tensor, seeds: np.ndarray, epochs: np.ndarray) -> 
         part = slice(start, start + rows)
         keys = np.stack([seeds[part], epochs[part]])
         _, first, places = np.unique(numbers[part], return_index=True, return_inverse=True)
-        if len(first) == len(places):
-            order = orders(*sent(keys, positions.device), length)
-        else:
-            distinct = orders(*sent(keys[:, first], positions.device), length)
-            order = distinct[sent(places, positions.device)]
+        is_repeating = len(first) < len(places)
+        own, when = sent(keys[:, first] if is_repeating else keys, positions.device).unbind(0)
+        order = orders(own, when, length)
+        if is_repeating:
+            order = order[sent(places, positions.device)]
         parts.append(positions[part].gather(1, order))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from carpool.adapters.base import MetricRow
+from carpool.adapters.base import MetricColumns
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.build import Arrays
+from carpool.adapters.torch.clock import Receipt
 from carpool.adapters.torch.program import Program
 from carpool.adapters.torch.stacked import Recipe, evaluate_step
 from carpool.adapters.torch.store import Pool, Store
@@ -48,17 +50,13 @@ class Validation:
         """About how many launches of this size so many epochs take."""
         return epochs * max(1, max(self._lengths.values()) // size)
 
-    def run(self, rows: Sequence[int], size: int, prepare: Prepare) -> tuple[MetricRow, ...]:
-        """The sums of these rows over all their samples; rows without any are left out."""
+    def begin(self, rows: Sequence[int], size: int, prepare: Prepare) -> Evaluated:
+        """Enqueues all samples of these rows; rows without any are left out."""
         lengths = {row: self._lengths[row] for row in rows if row in self._lengths}
-        if not lengths:
-            return ()
         self._tensors["sums"].zero_()
         for chosen, start, batch, steps in _passes(lengths, size):
             self._launch(chosen, start, batch, size, steps, prepare)
-        sums = self._tensors["sums"].cpu().numpy()
-        named = {row: dict(zip(self._recipe.evaluated, sums[row].tolist(), strict=True)) for row in lengths}
-        return tuple(MetricRow(row, 0, length, named[row]) for row, length in lengths.items())
+        return Evaluated(Receipt(self._tensors["sums"].clone()), lengths, self._recipe.evaluated)
 
     def _launch(
         self, rows: Sequence[int], start: int, size: int, full: int, steps: int, prepare: Prepare
@@ -69,6 +67,27 @@ class Validation:
         self._tensors["k"].zero_()
         kind = "evaluate shared" if self._shared else "evaluate"
         prepare(kind, size, lambda: evaluate_step(self._recipe, size, self._shared), self._tensors).run(steps)
+
+
+class Evaluated:
+    """The sums of rows over all their samples, on their way to the host."""
+
+    def __init__(self, receipt: Receipt, lengths: Mapping[int, int], names: Sequence[str]) -> None:
+        self._receipt, self._lengths, self._names = receipt, lengths, names
+
+    def done(self) -> bool:
+        return self._receipt.done()
+
+    def read(self) -> MetricColumns:
+        rows = tuple(self._lengths)
+        sums = self._receipt.read()[list(rows)]
+        return MetricColumns(
+            rows,
+            np.zeros(len(rows), np.int64),
+            np.array(list(self._lengths.values()), np.int64),
+            {name: sums[:, column] for column, name in enumerate(self._names)},
+            np.zeros(len(rows), bool),
+        )
 
 
 def _passes(lengths: Mapping[int, int], size: int) -> list[tuple[list[int], int, int, int]]:
