@@ -61,7 +61,11 @@ def _parser() -> argparse.ArgumentParser:
         ],
         help="default: gpu where there is one, else cpu",
     )
-    parser.add_argument("--quick", action="store_true", help="a look in about a minute; never used by readme")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a look: the narrow rows alone, on a CPU with fewer steps; never used by readme",
+    )
     parser.add_argument("--windows", type=int, default=5, help="alternating windows of every way (default 5)")
     parser.add_argument(
         "--rows",

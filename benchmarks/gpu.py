@@ -16,7 +16,8 @@ from benchmarks.jax_worker import Jax
 from benchmarks.peers_cuda import Steps, captured_plain_step, captured_step, plain_step, repeated, vmap_step
 from benchmarks.peers_together import COUNT, Processes, in_threads
 from benchmarks.record import Cold, Fidelity, Mix, Report, Row
-from benchmarks.sizes import ColdSize, MixSize, Size
+from benchmarks.report import is_whole
+from benchmarks.sizes import ColdSize, MixSize, Setting, Size
 from benchmarks.windows import Way, measure, measure_apart
 from benchmarks.workloads import WORKLOADS, sampled, sweep
 
@@ -79,15 +80,6 @@ class Limits:
     budget_s: float
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Where and how a run computes."""
-
-    device: str
-    compile: str | bool
-    precision: str
-
-
 def settings(limits: Limits, setting: Setting) -> dict[str, object]:
     """What a reader needs to know to repeat the run."""
     return {
@@ -104,18 +96,18 @@ def settings(limits: Limits, setting: Setting) -> dict[str, object]:
 
 
 def remaining(report: Report, chosen: bool) -> list[Size | ColdSize | MixSize]:
-    """What a report has not measured yet; a quick one has rows alone, unless they are chosen."""
-    there = {(row.workload, row.members) for row in report.rows}
-    cold = {(one.workload, one.steps) for one in report.cold}
-    sizes = [
-        size
-        for size in (QUICK_SIZES if report.quick else SIZES)
-        if (size.workload, size.members) not in there
+    """What a report has not measured yet, then what it has only in part; a quick one has rows alone, unless they are chosen."""
+    windows = report.settings.get("windows", 1)
+    there = {(row.workload, row.members): is_whole(row, windows) for row in report.rows}
+    cold = {(one.workload, one.steps): not one.note for one in report.cold}
+    sizes = QUICK_SIZES if report.quick else SIZES
+    wanted: list[tuple[Size | ColdSize | MixSize, bool | None]] = [
+        (size, there.get((size.workload, size.members))) for size in sizes
     ]
-    if report.quick and not chosen:
-        return [*sizes]
-    calls = [size for size in COLD if (size.workload, size.steps) not in cold]
-    return [*sizes, *calls, *([MIX] if report.mix is None else [])]
+    if chosen or not report.quick:
+        wanted += [(size, cold.get((size.workload, size.steps))) for size in COLD]
+        wanted += [(MIX, None if report.mix is None else True)]
+    return [size for known in (None, False) for size, whole in wanted if whole is known]
 
 
 def run(
@@ -137,9 +129,10 @@ def run(
         share = min(left, max(SLACK * size.takes_s, left / (len(sizes) - number)))
         say(f"{size.title}: {share:.0f} s of {left:.0f} s")
         if isinstance(size, MixSize):
-            yield mix.run(
-                size.worth_s, limits.windows, setting.device, setting.compile, setting.precision, say
-            )
+            try:
+                yield mix.run(size.worth_s, limits.windows, setting, clock() + share, clock, say)
+            except Exception as error:  # a row's error is its note: nor does the mix's end the run
+                say(f"  failed: {error}")
         elif isinstance(size, ColdSize):
             yield cold.measure(size, setting.device, setting.precision, left, say)
         else:

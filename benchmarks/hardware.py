@@ -33,11 +33,11 @@ def versions() -> dict[str, str]:
 
 
 def source() -> str:
-    """A word for the code of carpool that is here: what was measured by other code is another run."""
-    folder = Path(carpool.__file__).parent
+    """A word for the code of carpool and of the benchmarks that is here: what was measured by other code is another run."""
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    for folder in (Path(carpool.__file__).parent, Path(__file__).parent):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return digest.hexdigest()[:8]
 
 

@@ -6,6 +6,7 @@ takes longer, which leaves that out too.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import carpool
 from benchmarks import ours
 from benchmarks.peers_cuda import captured_plain_step, plain_step, repeated
 from benchmarks.record import OURS, Mix
+from benchmarks.sizes import Setting
 from benchmarks.windows import timed
 from benchmarks.workloads import WORKLOADS, Data, Member, Workload
 
@@ -28,12 +30,13 @@ GRAPHS, COMPILED = "threads + CUDA graphs", "threads + compiled CUDA graphs"
 def run(
     worth_s: float,
     windows: int,
-    device: str,
-    compile: str | bool,
-    word: str,
+    setting: Setting,
+    deadline: float = math.inf,
+    clock: Callable[[], float] = time.perf_counter,
     say: Callable[[str], None] = print,
 ) -> Mix:
-    """All ways in turns, window by window. What an eager loop does in so many seconds is what each model trains."""
+    """All ways in turns, window by window; past the deadline no further one begins. What an eager loop does in so many seconds is what each model trains."""
+    device, compile, word = setting.device, setting.compile, setting.precision
     workloads = {name: replace(WORKLOADS[name], precision=word) for name in dict.fromkeys(MIX)}
     parts = [_Part(workloads[name], workloads[name].data().to(device)) for name in workloads]
     epochs = [part.epochs(worth_s) for part in parts]
@@ -45,7 +48,9 @@ def run(
     first_s = _ours(parts, epochs, device, compile)
     eager: list[float] = []
     found: dict[str, list[float]] = {name: [] for name in (*ways, WHOLE, OPEN)}
-    for _ in range(windows):
+    for number in range(windows):
+        if number and clock() > deadline:
+            break
         eager.append(sum(part.eager_s(own) for part, own in zip(parts, steps.values(), strict=True)))
         for name, way in ways.items():
             found[name].append(way())

@@ -125,7 +125,7 @@ def vmap_step(workload: Workload, members: Sequence[Member], data: Data) -> Step
 
 def captured_step(workload: Workload, members: Sequence[Member], data: Data) -> Step:
     """The same, compiled and captured in a CUDA graph by hand."""
-    return captured(torch.compile(vmap_step(workload, members, data)), data.x.device)
+    return captured(torch.compile(vmap_step(workload, members, data), dynamic=False), data.x.device)
 
 
 def captured_plain_step(
@@ -149,7 +149,7 @@ def captured_plain_step(
             prediction = model(x)
             return loss(prediction, y), accuracy(prediction.detach(), y)
 
-    run_forward = torch.compile(forward) if compiled else forward
+    run_forward = torch.compile(forward, dynamic=False) if compiled else forward
 
     def step() -> None:
         rows = order[place + offsets]

@@ -34,8 +34,7 @@ class Measured:
     """One way to train, in one row. `members` is how many models it trained: fewer than the row's when sampled.
 
     `first` is its first call, whatever it compiles included; `first_step_s` of it had passed when the first steps were on
-    their way. `steady` are the parts of the windows after
-    opening: from the end of the first check to the last epoch's end. `note` says what went wrong, or what else a reader must know.
+    their way. `steady` are parts of the windows once it is open (`pace.py`, `ours.Stopwatch`). `note` says what went wrong, or what else a reader must know.
     """
 
     way: str

@@ -32,7 +32,9 @@ def write(report: Report, folder: Path) -> Path:
     """Writes the JSON, and the tables beside it; the JSON's path. Called after every row, it keeps what there is."""
     folder.mkdir(parents=True, exist_ok=True)
     path = place(report, folder)
-    path.write_text(json.dumps(to_json(report), indent=1, ensure_ascii=False) + "\n")
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(to_json(report), indent=1, ensure_ascii=False) + "\n")
+    part.replace(path)  # whole or not at all: a run may be cut off at any time
     path.with_suffix(".md").write_text(markdown(report))
     return path
 
@@ -46,7 +48,7 @@ def place(report: Report, folder: Path) -> Path:
 
 
 def resumed(report: Report, folder: Path) -> Report:
-    """The report with what one of the same place that was cut has whole. Code and GPU must be the same; that the host was another is noted."""
+    """The report with what one of the same place has so far. Code and GPU must be the same; that the host was another is noted."""
     path = place(report, folder)
     if not path.exists():
         return report
@@ -63,8 +65,8 @@ def resumed(report: Report, folder: Path) -> Report:
     return replace(
         report,
         notes=tuple(notes),
-        rows=tuple(row for row in before.rows if _is_whole(row, report.settings.get("windows", 1))),
-        cold=tuple(one for one in before.cold if not one.note),
+        rows=before.rows,
+        cold=before.cold,
         mix=before.mix,
         ceilings=before.ceilings or report.ceilings,
     )
@@ -74,8 +76,8 @@ def _identity(report: Report) -> dict[str, object]:
     return {"gpu": report.hardware.get("gpu"), **report.versions}
 
 
-def _is_whole(row: Row, windows: int) -> bool:
-    """Whether carpool was timed, and every way that could be has all its windows."""
+def is_whole(row: Row, windows: int) -> bool:
+    """Whether carpool was timed, and every way that could be has so many windows."""
     ours = row.way(OURS)
     if ours is None or ours.rate is None or len(ours.steady or ours.windows) < windows:
         return False
@@ -86,13 +88,15 @@ def _is_whole(row: Row, windows: int) -> bool:
 
 
 def grown(report: Report, found: Row | Cold | Mix) -> Report:
-    """With one row more, those of a structure beside one another."""
+    """With one row more, or again, those of a structure beside one another."""
     if isinstance(found, Mix):
         return replace(report, mix=found)
     if isinstance(found, Cold):
-        return replace(report, cold=(*report.cold, found))
+        others = [one for one in report.cold if (one.workload, one.steps) != (found.workload, found.steps)]
+        return replace(report, cold=(*others, found))
     places = {name: place for place, name in enumerate(WORKLOADS)}
-    rows = (*report.rows, found)
+    key = (found.workload, found.members)
+    rows = (*(row for row in report.rows if (row.workload, row.members) != key), found)
     if all(row.workload in places for row in rows):
         rows = tuple(sorted(rows, key=lambda row: (places[row.workload], row.members)))
     return replace(report, rows=rows)

@@ -1,4 +1,4 @@
-"""What a run is made of: rows, cold calls and the mix, each with the words that `--rows` has for it."""
+"""What a run is made of: rows, cold calls and the mix, each with the words that `--rows` has for it, and where it computes."""
 
 from __future__ import annotations
 
@@ -53,3 +53,12 @@ class MixSize:
     takes_s: float = 110.0
     names = frozenset({"mix"})
     title = "the mix"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how a run computes."""
+
+    device: str
+    compile: str | bool
+    precision: str

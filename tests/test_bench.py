@@ -16,7 +16,7 @@ from carpool.bench import EAGER, OURS, VMAPPED, Report, Timed
 SHORT = peers.Structure("MLP", peers.mlp, (32,), epochs=1)
 
 
-def uncompiled(function: Callable[[], int]) -> Callable[[], int]:
+def uncompiled(function: Callable[[], int], dynamic: bool) -> Callable[[], int]:
     return function
 
 
@@ -68,7 +68,7 @@ def test_vmap_s_adam_is_torch_s(structure: peers.Structure) -> None:
 
 
 def test_a_peer_that_fails_says_so_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(function: Callable[[], int]) -> None:
+    def broken(function: Callable[[], int], **_: object) -> None:
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(torch, "compile", broken)

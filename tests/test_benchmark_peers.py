@@ -37,7 +37,7 @@ def flags() -> Iterator[None]:
 
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling is torch's matter, and takes longer than all the rest."""
-    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
 
 
 # On a CPU torch's vmap has no norm of 16 bits beside statistics of 32.

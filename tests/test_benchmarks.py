@@ -312,13 +312,17 @@ def test_a_run_that_was_cut_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
         tmp_path,
     )
     found = reporting.resumed(fresh, tmp_path)
-    assert (found.rows, found.cold, found.ceilings) == (cut.rows, (whole,), Ceilings(1.0, 2.0))
+    assert found.ceilings == Ceilings(1.0, 2.0)
+    assert (found.rows, found.cold) == ((*cut.rows, late, failed), (whole, lost)), "nothing is thrown away"
+    assert [row for row in found.rows if reporting.is_whole(row, 1)] == [*cut.rows]
+    again = reporting.grown(reporting.grown(found, replace(late, measured=cut.rows[0].measured)), whole)
+    assert [reporting.is_whole(row, 1) for row in again.rows] == [True, True, False]
+    assert again.cold == (lost, whole)
     elsewhere = replace(fresh, hardware={**fresh.hardware, "cpu": "Slow CPU"})
     assert reporting.resumed(elsewhere, tmp_path).notes[-1].endswith("other CPUs too: Fast CPU, 2 cores.")
     with pytest.raises(reporting.OtherRun, match=r"'torch': '2.14'.*Move it away"):
         reporting.resumed(replace(fresh, versions={"torch": "2.14"}), tmp_path)
-    short = replace(fresh, settings={**fresh.settings, "windows": 3})
-    assert reporting.resumed(short, tmp_path).rows == (), "one window each is not three"
+    assert not reporting.is_whole(cut.rows[0], 3), "one window each is not three"
 
 
 def test_rows_of_a_structure_stand_beside_one_another() -> None:
@@ -372,6 +376,9 @@ def test_what_remains_of_a_run_leaves_out_what_is_there(monkeypatch: pytest.Monk
     there = replace(report, cold=(Cold("mlp", "MLP", 64, 100),), mix=Mix({}, (), {}, 0.0))
     assert gpu.remaining(there, chosen=False) == [Size("tiny", 8, 1)]
     assert gpu.remaining(replace(report, quick=True), chosen=False) == [Size("tiny", 8, 1)]
+    partly = replace(there, settings={"windows": 3}, cold=(Cold("mlp", "MLP", 64, 100, note="failed"),))
+    rest = [Size("tiny", 8, 1), Size("small-mlp", 8, 1), ColdSize("mlp", 64, 100)]
+    assert gpu.remaining(partly, chosen=False) == rest, "what is missing comes before what is there in part"
 
 
 def test_files_are_named_by_date_and_hardware(tmp_path: Path) -> None:
@@ -461,7 +468,7 @@ def test_examples_in_docstrings(module: object) -> None:
 def test_the_cpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "SIZES", (Size("small-mlp", 3, 2),))
     monkeypatch.setattr(cpu, "WINDOW_S", 0.01)
-    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     threads = torch.get_num_threads()
 
     status = command.main(
@@ -484,9 +491,8 @@ def test_the_cpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.gpu
 def test_the_gpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "SIZES", (Size("tiny", 4, 2),))
-    monkeypatch.setattr(gpu, "COLD", ())
 
-    status = command.main(["gpu", "--windows", "2", "--out", str(tmp_path)])
+    status = command.main(["gpu", "--windows", "2", "--rows", "tiny", "--out", str(tmp_path)])
 
     assert status == 0
     (report,) = reporting.newest(tmp_path)

@@ -80,7 +80,7 @@ class Vmapped:
     def __call__(self) -> int:
         import torch
 
-        step = self._step = self._step or torch.compile(self._made())
+        step = self._step = self._step or torch.compile(self._made(), dynamic=False)
         order = torch.rand(self._models, len(self._x), device=self._x.device).argsort(1)
         total = torch.zeros(self._models, device=self._x.device)
         for rows in order.split(BATCH_SIZE, dim=1):

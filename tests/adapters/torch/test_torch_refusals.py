@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import carpool
-from carpool.adapters.torch import program
+from carpool.adapters.torch import fuse, program
 from carpool.adapters.torch.fused import StackedSession
 from carpool.adapters.torch.train import TorchAdapter
 from carpool.errors import FusionError
 from carpool.kernels import convolve
+from carpool.planning.cursor import Chunk, Cursor
 
 X, Y = torch.randn(12, 5, 4), torch.randint(0, 3, (12,))
 
@@ -250,6 +251,56 @@ def test_images_alone_are_turned_around_where_the_model_takes_it(monkeypatch, en
     session.close()
     assert isinstance(session, StackedSession)
     assert session._recipe.innermost is turned
+
+
+def test_a_slice_that_is_narrow_enough_for_channels_innermost_minds_as_well(monkeypatch):
+    """Asked about all six nobody turns anything around; of the stack of three that is opened somebody might."""
+    monkeypatch.setattr(convolve, "_KIND", "cpu")
+    monkeypatch.setattr(convolve, "_by_tensor_cores", lambda *_: True)
+    monkeypatch.setattr(fuse, "is_apart", lambda rows, convolves, device: convolves and rows <= 4)
+    x, y = torch.randn(8, 3, 6, 6), torch.randint(0, 3, (8,))
+    several = [
+        carpool.Job(
+            partial(Images, viewed),
+            (x, y),
+            name=f"images {seed}",
+            loss=F.cross_entropy,
+            optimizer=torch.optim.SGD,
+            batch_size=4,
+            seed=seed,
+        )
+        for seed in range(6)
+    ]
+    adapter = TorchAdapter(compile=False)
+    adapter.device("cpu")
+    for job in several:
+        adapter.describe(job)
+    assert adapter.fuser is not None
+    assert adapter.fuser.refusal(several) is None
+    session = adapter.fuser.open(several[:3], 3, "cpu", lambda *_: None)
+    assert isinstance(session, StackedSession)
+    assert session._recipe.apart
+    assert not session._recipe.innermost
+    session.advance(Chunk((0, 1, 2), (Cursor(),) * 3, 4, 2))
+    session.close()
+
+
+def test_what_tracing_raises_is_remembered_for_jobs_alike(monkeypatch):
+    traced = []
+    real = fuse.trace_only
+    monkeypatch.setattr(fuse, "trace_only", lambda *given: traced.append(given) or real(*given))
+    adapter = TorchAdapter(compile=True)
+    adapter.device("cpu")
+    several = [
+        replace(job, name=str(seed), model=partial(Model, Linear, plainly_drawn), seed=seed)
+        for seed, job in enumerate(jobs("if")[:1] * 3)
+    ]
+    for job in several:
+        adapter.describe(job)
+    assert adapter.fuser is not None
+    [reason] = {adapter.fuser.refusal([job]) for job in several}
+    assert "draws random numbers that are not keyed" in str(reason)
+    assert len(traced) == 1
 
 
 @pytest.mark.parametrize("case", ["if", "mask", "drawn"])

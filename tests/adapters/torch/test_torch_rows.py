@@ -220,3 +220,23 @@ def test_a_closed_session_holds_no_tensor_whoever_holds_it():
     session.close()
     assert weights() is None
     del held
+
+
+def test_a_short_last_batch_does_not_say_how_long_a_launch_takes(monkeypatch):
+    seconds = iter([3.0, 0.1, 6.0])
+
+    class Took:
+        def __init__(self, device: str) -> None: ...
+
+        def stop(self) -> "Took":
+            return self
+
+        def seconds(self) -> float:
+            return next(seconds)
+
+    monkeypatch.setattr(fused, "Clock", Took)
+    _, _, session = opened(2)
+    tail = Chunk((0, 1), (Cursor(0, 2, 2),) * 2, 7, 1)
+    for one, launch_s in ((chunk(range(2)), 1.0), (tail, 1.0), (chunk(range(2), epoch=1), 1.0)):
+        session.metrics(session.advance(one))
+        assert session.timing()[0] == launch_s

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -68,18 +69,21 @@ class TorchFuser(Fuser):
         self._compile = compile
         self._stacks: dict[Signature, int] = {}
         self._unturned: set[Signature] = set()
+        self._refused: dict[Hashable, str] = {}
 
     def refusal(self, jobs: Sequence[Job]) -> str | None:
         known = [self._known(job) for job in jobs]
         return untraced_refusal(known) or self._trace_refusal(known)
 
     def _trace_refusal(self, known: Sequence[Known]) -> str | None:
-        """Traces the step at the width it would run at; the trace is remembered for `open`."""
-        try:
-            self._traced(known, len(known))
-        except Exception as error:
-            return blame(error)
-        return None
+        """Traces the step at the width it would run at; the trace is remembered for `open`, and so is what it raises for jobs alike."""
+        key = (known[0].signature, self._recipe(known, len(known)).sharing, len(known), _batch_size(known[0]))
+        if key not in self._refused:
+            try:
+                self._traced(known, len(known))
+            except Exception as error:
+                self._refused[key] = blame(error)
+        return self._refused.get(key)
 
     def _recipe(self, known: Sequence[Known], width: int) -> Recipe:
         turns = known[0].signature not in self._unturned
@@ -96,8 +100,7 @@ class TorchFuser(Fuser):
             return self._traced_once(known, width)
 
     def _traced_once(self, known: Sequence[Known], width: int) -> tuple[GraphModule, Tensors]:
-        first, device = known[0], self._device()
-        size = min(first.course.batch_size, first.built.data.length)
+        first, device, size = known[0], self._device(), _batch_size(known[0])
         recipe = self._recipe(known, width)
         held = make_window(known) or Pool([member.built.data for member in known])
         longest = held.length if isinstance(held, Window) else max(member.course.length for member in known)
@@ -191,6 +194,11 @@ class TorchFuser(Fuser):
         stacks: int = 1,
     ) -> StackedSession:
         known = [self._known(job) for job in jobs]
+        if self._recipe(
+            known, width
+        ).innermost:  # at this width nobody may have looked whether the model minds
+            with suppress(Exception):  # what cannot be traced either way is told at the first step
+                self._traced(known, width)
         return StackedSession(
             self._recipe(known, width),
             known,
@@ -202,6 +210,10 @@ class TorchFuser(Fuser):
             self._known,
             stacks,
         )
+
+
+def _batch_size(known: Known) -> int:
+    return min(known.course.batch_size, known.built.data.length)
 
 
 def untraced_refusal(known: Sequence[Known]) -> str | None:

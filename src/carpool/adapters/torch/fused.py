@@ -88,7 +88,9 @@ class StackedSession(FusedSession):
         self._dead: set[int] = set()
         self._versions: dict[int, list[int]] = {}
         self._peak_bytes: int | None = None
-        self._launch_s = self._busy_s = 0.0
+        self._took_s: dict[int, float] = {}
+        """Seconds of a launch by its batch size: beside other streams one takes longer, so the shortest that was seen."""
+        self._busy_s = 0.0
         self._tensors = self._allocated(known)
         self._feed = Feed(
             recipe, self._tensors, self._known, self._first.course.batch_size, self._hypers, self._window
@@ -203,6 +205,7 @@ class StackedSession(FusedSession):
             mismatch = described(error)
         if mismatch is not None:
             program.take_back(mismatch)
+            self._took_s.clear()
 
     def _gathers(self, row: int) -> bool:
         return self._member(row).built.job.accumulate > 1
@@ -226,8 +229,8 @@ class StackedSession(FusedSession):
         if clock is not None:
             seconds = clock.seconds()
             self._busy_s += seconds
-            # Beside other streams a launch takes longer; what it takes alone decides how long a chunk is.
-            self._launch_s = min(seconds / ticket.chunk.steps, self._launch_s or math.inf)
+            size, launch_s = ticket.chunk.size, seconds / ticket.chunk.steps
+            self._took_s[size] = min(launch_s, self._took_s.get(size, math.inf))
         rows, names = ticket.chunk.rows, self._recipe.values
         own = shown[self._feed.rows(ticket.chunk).place]
         steps, dead = own[:, -2].astype(np.int64), own[:, -1] == 0
@@ -336,7 +339,7 @@ class StackedSession(FusedSession):
             except Exception:  # what raises here raises again in the check, and is blamed on its row
                 return None
             recall.remember(key, found)
-        self._launch_s = self._launch_s or found.together_s  # so that the first chunk has its size, too
+        self._took_s.setdefault(chunk.size, found.together_s)  # so that the first chunk has its size, too
         return found
 
     def _tried(self, chunk: Chunk) -> Trial:
@@ -424,6 +427,7 @@ class StackedSession(FusedSession):
         self.width = width
         self._versions = {moved[row]: seen for row, seen in self._versions.items() if row in moved}
         self._dead = {moved[row] for row in self._dead if row in moved}
+        self._took_s.clear()
         self._programs = self._programs.anew(width)
         self._validation = self._validated()
         return moved
@@ -439,7 +443,10 @@ class StackedSession(FusedSession):
         self._hypers.restart()
 
     def timing(self) -> tuple[float, float]:
-        return self._launch_s, self._programs.prepare_s("train")
+        launch_s = (
+            self._took_s[max(self._took_s)] if self._took_s else 0.0
+        )  # of whole batches, not of a short last one
+        return launch_s, self._programs.prepare_s("train")
 
     # The rest
 
