@@ -35,8 +35,8 @@ SIZES = (
     Size("small-mlp", 1, 64),
     Size("small-mlp", 8, 96),
     Size("small-mlp", 64, 32),
-    Size("small-mlp", 512, 6),
-    Size("small-cnn", 16, 4),
+    Size("small-mlp", 512, 16),
+    Size("small-cnn", 16, 8),
 )
 QUICK_SIZES = (
     Size("small-mlp", 1, 16),
