@@ -30,16 +30,15 @@ from carpool.events import (
     BatchesRead,
     Emit,
     EpochEnded,
-    EpochsEnded,
     GroupAdvanced,
     GroupResized,
     GroupTried,
     GroupVerified,
     hears,
 )
-from carpool.executors.books import Books, Entry
+from carpool.executors.books import Entry
 from carpool.executors.cohort import Cohort, chunk_of, cohorts, moved
-from carpool.executors.means import Means
+from carpool.executors.journal import Journal
 from carpool.executors.member import Member
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Supply, most_steps
 from carpool.planning.widths import repacked, spread
@@ -93,8 +92,7 @@ class Driver:
         self._session = session
         self._members = dict(enumerate(members))
         self._cohorts = cohorts(self._members)
-        self._books = Books()
-        self._means: Means | None = None
+        self._journal = Journal(lambda: self._members, emit)
         self._finish = finish
         self._emit = emit
         self._group = group
@@ -104,7 +102,7 @@ class Driver:
 
     @property
     def unfinished(self) -> tuple[Member, ...]:
-        self._write()
+        self._journal.write()
         return tuple(self._members.values())
 
     def run(self, verify: bool = False, measure: bool = False) -> Iterator[Ready]:
@@ -269,20 +267,15 @@ class Driver:
     def _settle_now(self) -> None:
         for _ in self._settle():
             pass
-        self._write()
-
-    def _write(self) -> None:
-        """Brings the members' histories up to date."""
-        self._books.write(self._members)
-        self._means = None  # who is there, and what was shown, may change now
+        self._journal.write()
 
     def _settle_one(self, enqueued: _Enqueued) -> None:
         ends, shown = enqueued.ticket.chunk.ends, self._session.metrics(enqueued.ticket)
         validated = enqueued.validated.read() if enqueued.validated is not None else None
         if enqueued.is_quiet and isinstance(shown, MetricColumns) and self._is_plain(shown, ends, validated):
-            self._book(Entry(shown, bool(ends), validated))
+            self._journal.add(Entry(shown, bool(ends), validated))
             return
-        self._write()
+        self._journal.write()
         rows = [row for row in shown if row.row in self._members]
         for row in rows:
             self._members[row.row].count(row)
@@ -292,15 +285,6 @@ class Driver:
             member.stand(member.cursor._replace(step=member.steps))
         self._end(diverged, Outcome.DIVERGED)
         self._end_epochs([row for row in ends if row in self._members], validated)
-
-    def _book(self, entry: Entry) -> None:
-        if hears(self._emit, EpochsEnded):
-            self._means = self._means or Means(self._members)
-            if (ended := self._means.add(entry)) is not None:
-                self._emit(ended)
-        self._books.add(entry)
-        if self._books.is_full:
-            self._write()
 
     def _is_plain(self, shown: MetricColumns, ends: Sequence[int], validated: MetricColumns | None) -> bool:
         """Whether all rows went on as one: none diverged or is gone, and an epoch ended for all or for none."""
@@ -420,7 +404,7 @@ class Driver:
     def _end(self, rows: Sequence[int], outcome: Outcome) -> None:
         if not rows:
             return
-        self._write()
+        self._journal.write()
         with collector.put_off():
             for row, state in zip(rows, self._session.leave(rows), strict=True):
                 member = self._members.pop(row)
@@ -428,7 +412,7 @@ class Driver:
         self._regroup()
 
     def _fail(self, errors: Mapping[int, BaseException]) -> None:
-        self._write()
+        self._journal.write()
         for row, error in errors.items():
             if row not in self._members:
                 continue  # it diverged in the chunk in which it raised, and has ended

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import is_
 
 import torch
 from torch import nn
@@ -70,6 +71,7 @@ class TorchFuser(Fuser):
         self._stacks: dict[Signature, int] = {}
         self._unturned: set[Signature] = set()
         self._refused: dict[Hashable, str] = {}
+        self._last: tuple[Sequence[Known], int, bool, Recipe] | None = None
 
     def refusal(self, jobs: Sequence[Job]) -> str | None:
         known = [self._known(job) for job in jobs]
@@ -86,8 +88,12 @@ class TorchFuser(Fuser):
         return self._refused.get(key)
 
     def _recipe(self, known: Sequence[Known], width: int) -> Recipe:
+        """Of the members asked about last it is remembered: looking through thousands takes a while."""
         turns = known[0].signature not in self._unturned
-        return make_recipe(known, width, self._device(), turns)
+        last = self._last
+        if last is None or last[1:3] != (width, turns) or not _are_same(last[0], known):
+            last = self._last = (known, width, turns, make_recipe(known, width, self._device(), turns))
+        return last[3]
 
     def _traced(self, known: Sequence[Known], width: int) -> tuple[GraphModule, Tensors]:
         """The step of these members in a stack of so many rows, and tensors of its shapes that hold nothing."""
@@ -210,6 +216,10 @@ class TorchFuser(Fuser):
             self._known,
             stacks,
         )
+
+
+def _are_same(some: Sequence[Known], others: Sequence[Known]) -> bool:
+    return len(some) == len(others) and all(map(is_, some, others))
 
 
 def _batch_size(known: Known) -> int:

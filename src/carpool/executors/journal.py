@@ -1,0 +1,34 @@
+"""What members show while nobody has to look at each of them: booked in columns, and told together to those who hear of it so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from carpool.events import Emit, EpochsEnded, hears
+from carpool.executors.books import Books, Entry
+from carpool.executors.means import Means
+from carpool.executors.member import Member
+
+
+class Journal:
+    """The books of a session's members, and the means of their epochs for whoever hears of epochs together."""
+
+    def __init__(self, members: Callable[[], Mapping[int, Member]], emit: Emit) -> None:
+        self._members, self._emit = members, emit
+        self._books = Books()
+        self._means: Means | None = None
+
+    def add(self, entry: Entry) -> None:
+        """A chunk's metrics, in order."""
+        if hears(self._emit, EpochsEnded):
+            self._means = self._means or Means(self._members())
+            if (ended := self._means.add(entry)) is not None:
+                self._emit(ended)
+        self._books.add(entry)
+        if self._books.is_full:
+            self.write()
+
+    def write(self) -> None:
+        """Brings the members' histories up to date."""
+        self._books.write(self._members())
+        self._means = None  # who is there, and what was shown, may change now
