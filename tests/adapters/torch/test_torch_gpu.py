@@ -33,7 +33,7 @@ def job(seed: int) -> carpool.Job:
 
 def test_nothing_waits_while_chunks_are_enqueued():
     adapter = TorchAdapter(compile=False)
-    jobs = [job(seed) for seed in range(4)]
+    jobs = [replace(job(seed), validation_data=(X, Y)) for seed in range(4)]
     for one in jobs:
         adapter.describe(one)
     assert adapter.fuser is not None
@@ -42,13 +42,19 @@ def test_nothing_waits_while_chunks_are_enqueued():
     rows = (0, 1, 2, 3)
     with session.turn():
         session.advance(Chunk(rows, (Cursor(),) * 4, 16, 17))  # captures both graphs
+        session.evaluate(rows)  # and those of validation
         torch.cuda.set_sync_debug_mode("error")
         try:
             session.advance(Chunk(rows, (Cursor(0, 17, 17),) * 4, 16, 15, ends=rows))
+            reading = session.begin_evaluating(rows)
             ticket = session.advance(Chunk(rows, (Cursor(1, 0, 32),) * 4, 16, 17))  # lays out another epoch
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert [row.steps for row in session.metrics(ticket)] == [17] * 4
+        assert reading is not None
+        then, now = reading.read(), session.evaluate(rows)  # as the rows were, whatever was enqueued since
+        assert then.rows == rows
+        assert all(before != after.sums["loss"] for before, after in zip(then.sums["loss"], now, strict=True))
     session.close()
 
 
