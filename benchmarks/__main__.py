@@ -1,4 +1,4 @@
-"""`python -m benchmarks [cpu|gpu|matrix|loaders|memory|workers|keras|jax|tensorflow|readme]`: parse, run, print."""
+"""`python -m benchmarks [cpu|gpu|matrix|epochs|loaders|memory|workers|keras|jax|tensorflow|readme]`: parse, run, print."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
             "gpu": _gpu,
             "cpu": _cpu,
             "matrix": _matrix,
+            "epochs": _epochs,
             "loaders": _loaders,
             "memory": _memory,
             "keras": _keras,
@@ -51,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
             "cpu",
             "gpu",
             "matrix",
+            "epochs",
             "loaders",
             "memory",
             "workers",
@@ -157,6 +159,14 @@ def _matrix(options: argparse.Namespace) -> int:
 
     rows = matrix.run(device, options.windows, options.budget_s, wanted, _say)
     return _record(report, rows, options.out)
+
+
+def _epochs(options: argparse.Namespace) -> int:
+    from benchmarks import epochs, hardware
+
+    device = options.device or ("cuda:0" if _default_command() == "gpu" else "cpu")
+    found = epochs.run(device, options.windows, _compile(options), _say)
+    return _plainly("epochs", hardware.describe(device), found, options.out)
 
 
 def _loaders(options: argparse.Namespace) -> int:

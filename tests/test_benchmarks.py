@@ -539,3 +539,20 @@ def test_workers_are_compared_with_one_after_another_and_with_a_loop_here(
     assert scores["times_faster"] == scores["one_after_another_s"] / scores["auto_s"]
     assert scores["between_steps_percent_in_a_worker"] > 0
     assert all(len(values) == 1 for values in found["samples"].values())
+
+
+def test_what_an_epoch_costs_is_told_by_members_and_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import epochs
+
+    for name, value in {"MEMBERS": (1, 2), "SHORT": 1, "LONG": 3}.items():
+        monkeypatch.setattr(epochs, name, value)
+    taken = iter([9.0, 0.5, 2.5] * 4)  # seconds of each call: the first warms up
+    monkeypatch.setattr(epochs, "_seconds", lambda *_: next(taken))
+    scores = epochs.run("cpu", 1, False, lambda text: None)["scores"]
+    assert scores == dict.fromkeys(("1 jobs", "1 jobs, validated", "2 jobs", "2 jobs, validated"), 1e6)
+
+
+def test_the_epochs_that_are_timed_are_trained() -> None:
+    from benchmarks import epochs
+
+    assert epochs._seconds(2, True, 1, "cpu", False) > 0
