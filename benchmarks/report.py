@@ -95,8 +95,8 @@ def grown(report: Report, found: Row | Cold | Mix) -> Report:
         others = [one for one in report.cold if (one.workload, one.steps) != (found.workload, found.steps)]
         return replace(report, cold=(*others, found))
     places = {name: place for place, name in enumerate(WORKLOADS)}
-    key = (found.workload, found.members)
-    rows = (*(row for row in report.rows if (row.workload, row.members) != key), found)
+    key = (found.workload, found.title, found.members)
+    rows = (*(row for row in report.rows if (row.workload, row.title, row.members) != key), found)
     if all(row.workload in places for row in rows):
         rows = tuple(sorted(rows, key=lambda row: (places[row.workload], row.members)))
     return replace(report, rows=rows)

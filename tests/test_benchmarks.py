@@ -338,6 +338,14 @@ def test_rows_of_a_structure_stand_beside_one_another() -> None:
     ]
 
 
+def test_rows_that_differ_in_their_title_alone_are_two() -> None:
+    [row] = make_report().rows
+    report = replace(make_report("matrix"), rows=())
+    for title in ("MLP, one structure", "MLP, each its own", "MLP, each its own"):
+        report = reporting.grown(report, replace(row, title=title))
+    assert [row.title for row in report.rows] == ["MLP, one structure", "MLP, each its own"]
+
+
 def test_the_mix_is_a_table_of_scores() -> None:
     makespans = {"threads": (2.0, 4.0, 3.0), "carpool, once open": (1.5, 1.5, 1.0)}
     mix = Mix({"tiny": 8}, (30.0, 60.0, 30.0), makespans, 9.0)
