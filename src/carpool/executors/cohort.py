@@ -86,9 +86,8 @@ def moved(found: Iterable[Cohort], chunk: Chunk) -> bool:
     """Moves the cohorts of a chunk that was enqueued; False, and nothing moved, where the rows of one part ways."""
     found = list(found)
     for cohort in found:
-        if chunk.rows is cohort.rows and (
-            not chunk.ends or chunk.ends is cohort.rows
-        ):  # all of one, and no other
+        is_one = chunk.rows is cohort.rows  # all of it, and no other
+        if is_one and (not chunk.ends or chunk.ends is cohort.rows):
             cohort.cursor = cohort.cursor.advanced(chunk.steps, bool(chunk.ends))
             return True
     rows, ends = frozenset(chunk.rows), frozenset(chunk.ends)

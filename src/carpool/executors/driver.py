@@ -92,7 +92,7 @@ class Driver:
         self._session = session
         self._members = dict(enumerate(members))
         self._cohorts = cohorts(self._members)
-        self._journal = Journal(lambda: self._members, emit)
+        self._journal = Journal(emit)
         self._finish = finish
         self._emit = emit
         self._group = group
@@ -102,7 +102,7 @@ class Driver:
 
     @property
     def unfinished(self) -> tuple[Member, ...]:
-        self._journal.write()
+        self._journal.write(self._members)
         return tuple(self._members.values())
 
     def run(self, verify: bool = False, measure: bool = False) -> Iterator[Ready]:
@@ -267,15 +267,15 @@ class Driver:
     def _settle_now(self) -> None:
         for _ in self._settle():
             pass
-        self._journal.write()
+        self._journal.write(self._members)
 
     def _settle_one(self, enqueued: _Enqueued) -> None:
         ends, shown = enqueued.ticket.chunk.ends, self._session.metrics(enqueued.ticket)
         validated = enqueued.validated.read() if enqueued.validated is not None else None
         if enqueued.is_quiet and isinstance(shown, MetricColumns) and self._is_plain(shown, ends, validated):
-            self._journal.add(Entry(shown, bool(ends), validated))
+            self._journal.add(Entry(shown, bool(ends), validated), self._members)
             return
-        self._journal.write()
+        self._journal.write(self._members)
         rows = [row for row in shown if row.row in self._members]
         for row in rows:
             self._members[row.row].count(row)
@@ -404,7 +404,7 @@ class Driver:
     def _end(self, rows: Sequence[int], outcome: Outcome) -> None:
         if not rows:
             return
-        self._journal.write()
+        self._journal.write(self._members)
         with collector.put_off():
             for row, state in zip(rows, self._session.leave(rows), strict=True):
                 member = self._members.pop(row)
@@ -412,7 +412,7 @@ class Driver:
         self._regroup()
 
     def _fail(self, errors: Mapping[int, BaseException]) -> None:
-        self._journal.write()
+        self._journal.write(self._members)
         for row, error in errors.items():
             if row not in self._members:
                 continue  # it diverged in the chunk in which it raised, and has ended

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from carpool.events import Emit, EpochsEnded, hears
 from carpool.executors.books import Books, Entry
@@ -13,22 +13,22 @@ from carpool.executors.member import Member
 class Journal:
     """The books of a session's members, and the means of their epochs for whoever hears of epochs together."""
 
-    def __init__(self, members: Callable[[], Mapping[int, Member]], emit: Emit) -> None:
-        self._members, self._emit = members, emit
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
         self._books = Books()
         self._means: Means | None = None
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Entry, members: Mapping[int, Member]) -> None:
         """A chunk's metrics, in order."""
         if hears(self._emit, EpochsEnded):
-            self._means = self._means or Means(self._members())
+            self._means = self._means or Means(members)
             if (ended := self._means.add(entry)) is not None:
                 self._emit(ended)
         self._books.add(entry)
         if self._books.is_full:
-            self.write()
+            self.write(members)
 
-    def write(self) -> None:
+    def write(self, members: Mapping[int, Member]) -> None:
         """Brings the members' histories up to date."""
-        self._books.write(self._members())
+        self._books.write(members)
         self._means = None  # who is there, and what was shown, may change now

@@ -200,9 +200,8 @@ class TorchFuser(Fuser):
         stacks: int = 1,
     ) -> StackedSession:
         known = [self._known(job) for job in jobs]
-        if self._recipe(
-            known, width
-        ).innermost:  # at this width nobody may have looked whether the model minds
+        # At this width nobody may have looked whether the model minds channels innermost.
+        if self._recipe(known, width).innermost:
             with suppress(Exception):  # what cannot be traced either way is told at the first step
                 self._traced(known, width)
         return StackedSession(

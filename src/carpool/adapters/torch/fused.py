@@ -427,7 +427,6 @@ class StackedSession(FusedSession):
         self.width = width
         self._versions = {moved[row]: seen for row, seen in self._versions.items() if row in moved}
         self._dead = {moved[row] for row in self._dead if row in moved}
-        self._took_s.clear()
         self._programs = self._programs.anew(width)
         self._validation = self._validated()
         return moved
@@ -443,9 +442,8 @@ class StackedSession(FusedSession):
         self._hypers.restart()
 
     def timing(self) -> tuple[float, float]:
-        launch_s = (
-            self._took_s[max(self._took_s)] if self._took_s else 0.0
-        )  # of whole batches, not of a short last one
+        # Of whole batches, not of a short last one.
+        launch_s = self._took_s[max(self._took_s)] if self._took_s else 0.0
         return launch_s, self._programs.prepare_s("train")
 
     # The rest
