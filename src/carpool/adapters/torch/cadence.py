@@ -32,14 +32,10 @@ def due(built: Built, chunk: Chunk, where: Standing, rows: Rows, width: int) -> 
     A group's members have one structure: `built`, any of them, has the same phases at the same steps.
     """
     ahead = np.arange(chunk.steps)[:, None]
-    ready = np.repeat((where.batches + ahead + 1) % built.job.accumulate == 0, _each(where, rows), axis=1)
+    gathered = (where.batches + ahead + 1) % built.job.accumulate == 0
+    ready = np.broadcast_to(gathered, (chunk.steps, len(rows.rows))).copy()
     ready[-1] |= True if chunk.ends == chunk.rows else np.isin(rows.host, chunk.ends)
     made = np.zeros((chunk.steps, width, len(built.phases)), dtype=bool)
     for number, phase in enumerate(built.phases):
         made[:, rows.place, number] = ready & ((where.steps + ahead) % phase.every == 0)
     return made
-
-
-def _each(where: Standing, rows: Rows) -> int:
-    """How many rows a column of the standing is."""
-    return len(rows.rows) // len(where.steps)
