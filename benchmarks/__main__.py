@@ -1,4 +1,4 @@
-"""`python -m benchmarks [cpu|gpu|matrix|epochs|loaders|memory|workers|keras|jax|tensorflow|readme]`: parse, run, print."""
+"""`python -m benchmarks [cpu|gpu|matrix|epochs|panels|loaders|memory|workers|keras|jax|tensorflow|readme]`: parse, run, print."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
             "cpu": _cpu,
             "matrix": _matrix,
             "epochs": _epochs,
+            "panels": _panels,
             "loaders": _loaders,
             "memory": _memory,
             "keras": _keras,
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
             "gpu",
             "matrix",
             "epochs",
+            "panels",
             "loaders",
             "memory",
             "workers",
@@ -167,6 +169,13 @@ def _epochs(options: argparse.Namespace) -> int:
     device = options.device or ("cuda:0" if _default_command() == "gpu" else "cpu")
     found = epochs.run(device, options.windows, _compile(options), _say)
     return _plainly("epochs", hardware.describe(device), found, options.out)
+
+
+def _panels(options: argparse.Namespace) -> int:
+    from benchmarks import hardware, panels
+
+    _set_threads(options.threads)
+    return _plainly("panels", hardware.describe("cpu"), panels.run(options.windows, _say), options.out)
 
 
 def _loaders(options: argparse.Namespace) -> int:

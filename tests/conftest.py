@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from carpool.adapters.torch.fuse import TorchFuser
 from carpool.adapters.torch.fused import StackedSession
 from carpool.adapters.torch.train import TorchAdapter
 from carpool.memory.maps import crowded
@@ -45,7 +44,6 @@ def untried(
     monkeypatch.setenv("CARPOOL_CACHE", str(cache))
     if "trials" not in request.fixturenames:
         monkeypatch.setattr(StackedSession, "trial", lambda session, chunk: None)
-        monkeypatch.setattr(TorchFuser, "narrowed", lambda fuser, jobs, measure: None)
         monkeypatch.setattr(TorchAdapter, "hold", lambda adapter, job, measure: None)
     return cache
 

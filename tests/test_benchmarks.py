@@ -6,7 +6,9 @@ import doctest
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +34,7 @@ from benchmarks.record import (
 )
 from benchmarks.sizes import ColdSize, MixSize, Size
 from benchmarks.windows import Called, Unavailable, measure, measure_apart
-from benchmarks.workloads import sampled, sweep
+from benchmarks.workloads import WORKLOADS, sampled, sweep
 from carpool.events import EpochEnded, Event, GroupAdvanced, GroupStarted, GroupVerified
 
 
@@ -564,3 +566,18 @@ def test_the_epochs_that_are_timed_are_trained() -> None:
     from benchmarks import epochs
 
     assert epochs._seconds(2, True, 1, "cpu", False) > 0
+
+
+def test_panels_are_compared_with_one_panel_of_the_same_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import panels
+
+    monkeypatch.setattr(panels, "SIZES", (panels.Size(replace(WORKLOADS["small-mlp"], samples=64), 3, 1),))
+    monkeypatch.setattr("carpool.adapters.torch.panels.cache_bytes", lambda threads: 400_000)
+    monkeypatch.setattr(panels, "_compared", partial(_uncompiled, panels._compared))
+    scores = panels.run(1, lambda text: None)["scores"]
+    assert [set(one) for one in scores.values()] == [{"1 panel", "2 panels"}] * 2
+    assert panels._real is panels.panels.num_panels, "put back"
+
+
+def _uncompiled(compared: Any, size: Any, compile: bool, windows: int) -> dict[str, float]:
+    return compared(size, False, windows)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from carpool import recall
-from carpool.planning.narrowing import Narrowing
+from carpool.planning.holds import Hold
 from carpool.planning.trials import Trial
 
 
@@ -24,10 +24,10 @@ def test_a_trial_is_found_again_by_its_key():
     assert recall.remembered("c") is None
 
 
-def test_a_narrowing_is_found_again_and_is_no_trial():
-    narrowing = Narrowing(64, 0.5, 16, 0.0625, compiled=True)
-    recall.remember("a", narrowing)
-    assert recall.remembered("a", Narrowing) == narrowing
+def test_a_hold_is_found_again_and_is_no_trial():
+    hold = Hold(0.5, 0.25)
+    recall.remember("a", hold)
+    assert recall.remembered("a", Hold) == hold
     assert recall.remembered("a") is None
 
 

@@ -1,4 +1,4 @@
-"""What was measured, remembered on disk from run to run: a JSON file of trials, narrowings and holds by structure and device.
+"""What was measured, remembered on disk from run to run: a JSON file of trials and holds by structure and device.
 
 In `$CARPOOL_CACHE`, or `carpool` in the user's cache folder. Nothing depends on it but speed: a file that cannot be read is
 an empty one, and one that cannot be written is left out.
@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from carpool.planning.holds import Hold
-from carpool.planning.narrowing import Narrowing
 from carpool.planning.trials import Trial
 
-Kept = TypeVar("Kept", Trial, Narrowing, Hold)
+Kept = TypeVar("Kept", Trial, Hold)
 
 _MOST = 4096  # measurements kept, the newest
 
@@ -39,7 +38,7 @@ def remembered(key: str, kind: Callable[..., Kept] = Trial) -> Kept | None:
         return None
 
 
-def remember(key: str, measured: Trial | Narrowing | Hold) -> None:
+def remember(key: str, measured: Trial | Hold) -> None:
     """Keeps what was measured. The file is replaced whole, so that another run never reads half of it."""
     kept = {name: value for name, value in _read().items() if name != key}
     kept[key] = asdict(measured)

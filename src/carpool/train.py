@@ -23,7 +23,6 @@ from carpool.memory.estimate import Footprint
 from carpool.memory.size import Limit, Size, limit
 from carpool.planning.choose import check_strategy
 from carpool.planning.holds import Hold
-from carpool.planning.narrowing import Narrowing
 from carpool.planning.plan import Plan, make_plan
 from carpool.planning.spec import ModelSpec
 from carpool.planning.trials import Trial
@@ -63,7 +62,7 @@ def train(
     started = time.perf_counter()
     jobs = list(jobs)
     with collector.set_aside(len(jobs)):
-        prepared = _prepare(jobs, device, strategy, compile, limit(memory), ("holds", "widths"))
+        prepared = _prepare(jobs, device, strategy, compile, limit(memory), ("holds",))
         with prepared, _Reporting(reporters) as emit, Pause() as pause:
             orders = Orders(prepared.plan.device, strategy, verify, on_error)
             run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit)
@@ -90,7 +89,7 @@ def plan(
     """What `train` would do with these jobs, and why. Runs no step, unless asked to.
 
     `measure=True` measures what `train` would have to measure on the way, as far as it is not remembered: whether a group is faster fused or
-    one by one, whether narrower stacks of it are faster, and how long a step holds Python's lock. That is done on copies: models, optimizers, random states and loaders are left
+    one by one, and how long a step holds Python's lock. That is done on copies: models, optimizers, random states and loaders are left
     as they are, and `train` uses the answers. It takes what opening each group takes, with compiling where that would pay in training.
 
     >>> import torch, carpool
@@ -99,7 +98,7 @@ def plan(
     >>> print(carpool.plan([job], device="cpu").groups[0].reason)
     no other job has its structure
     """
-    wanted = ("holds", "trials", "widths") if measure else ()
+    wanted = ("holds", "trials") if measure else ()
     with _prepare(jobs, device, strategy, "auto", limit(memory), wanted) as prepared:
         return prepared.plan
 
@@ -136,7 +135,7 @@ def _prepare(
     most: Limit,
     measure: Collection[str] = (),
 ) -> _Prepared:
-    """`measure` names what is measured now where it is not remembered: "holds", "trials", "widths"."""
+    """`measure` names what is measured now where it is not remembered: "holds", "trials"."""
     check_strategy(strategy)
     by_name = {str(job.name): job for job in named(jobs)}
     loaded: dict[str, Adapter] = {}
@@ -189,12 +188,6 @@ def _planned(
         here = strategy == "auto" and not any(spec.apart for spec in members)  # a worker tries for itself
         return fuser.tried([by_name[spec.name] for spec in members], here and "trials" in measure)
 
-    def narrowed(members: Sequence[ModelSpec]) -> Narrowing | None:
-        fuser = loaded[members[0].adapter].fuser
-        if fuser is None or strategy != "auto" or any(spec.apart for spec in members):
-            return None
-        return fuser.narrowed([by_name[spec.name] for spec in members], "widths" in measure)
-
     def footprint(members: Sequence[ModelSpec]) -> Footprint | None:
         fuser = loaded[members[0].adapter].fuser
         return fuser.footprint([by_name[spec.name] for spec in members]) if fuser else None
@@ -215,7 +208,6 @@ def _planned(
         free_bytes=most.of(seen.total_bytes, seen.free_bytes),
         strategy=strategy,
         tried=tried,
-        narrowed=narrowed,
         footprint=footprint,
         holds=holds,
         rejected=rejected,

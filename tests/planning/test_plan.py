@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 from carpool.errors import BudgetError, FusionError
 from carpool.memory.estimate import CHECKED_BYTES, Footprint
 from carpool.planning.cursor import Course
-from carpool.planning.narrowing import Narrowing
 from carpool.planning.plan import Plan, make_plan
 from carpool.planning.spec import ModelSpec
 from carpool.planning.trials import Trial
@@ -117,80 +116,6 @@ def test_a_trial_is_asked_for_at_the_width_that_runs(room: int, refusal: str | N
 
 def many(count: int, **options: Any) -> list[ModelSpec]:
     return [spec(str(i), course=(400, 4, 100), **options) for i in range(count)]
-
-
-def narrowing(specs: Sequence[ModelSpec]) -> Narrowing:
-    """A stack of all of them takes ten times as long as one of four."""
-    return Narrowing(len(specs), together_s=0.04, width=4, narrow_s=0.004)
-
-
-def test_a_structure_that_is_faster_in_narrower_stacks_is_cut_and_says_so():
-    made = planned(*many(16), narrowed=narrowing)
-    assert [len(group.names) for group in made.groups] == [4, 4, 4, 4]
-    assert {group.strategy for group in made.groups} == {"fused"}
-    assert made.groups[0].reason == (
-        "16 jobs of one structure: one launch advances all of them"
-        "; stacks of 4: a member's step takes 1 ms there, 2.5 ms in one of 16 (uncompiled)"
-    )
-
-
-def test_a_structure_that_is_not_stays_whole_and_says_so():
-    made = planned(*many(16), narrowed=lambda specs: Narrowing(16, 0.008, 4, 0.004))
-    (group,) = made.groups
-    assert "; one stack: a member's step takes 0.5 ms there, 1 ms in stacks of 4 (uncompiled)" in group.reason
-
-
-def test_a_run_too_short_to_gain_stays_whole():
-    (group,) = planned(*(spec(str(i)) for i in range(16)), narrowed=narrowing).groups
-    assert len(group.names) == 16
-
-
-def test_what_narrower_stacks_take_is_asked_at_the_width_that_the_memory_allows():
-    asked: list[int] = []
-
-    def narrowed(specs: Sequence[ModelSpec]) -> Narrowing:
-        asked.append(len(specs))
-        return narrowing(specs)
-
-    made = planned(*many(16), free_bytes=2 * MIB + 8 * 4 * KIB * 10 // 8, narrowed=narrowed)
-    assert asked == [8]
-    assert [len(group.names) for group in made.groups] == [4, 4, 4, 4]
-    assert "fit the memory" not in made.groups[0].reason
-    assert "in one of 8 (" in made.groups[0].reason
-
-
-def test_a_cut_by_memory_is_told_beside_a_width_that_is_not_cut_further():
-    room = 2 * MIB + 8 * 4 * KIB * 10 // 8
-    made = planned(*many(16), free_bytes=room, narrowed=lambda specs: Narrowing(8, 0.004, 4, 0.004))
-    assert [len(group.names) for group in made.groups] == [8, 8]
-    assert "; 2 groups of about 8 fit the memory; one stack: " in made.groups[0].reason
-
-
-@pytest.mark.parametrize(("count", "refusal"), [(1, None), (16, "no")])
-def test_jobs_that_are_not_stacked_are_not_asked_for_their_width(count: int, refusal: str | None):
-    def narrowed(specs: Sequence[ModelSpec]) -> Narrowing:
-        raise AssertionError("asked")
-
-    assert len(planned(*many(count), refusal=refusal, narrowed=narrowed).groups) == count
-
-
-def test_the_trial_is_of_the_narrower_stack():
-    found: list[int] = []
-
-    def tried(specs: Sequence[ModelSpec]) -> Trial:
-        found.append(len(specs))
-        return Trial(len(specs), together_s=0.004, alone_s=0.002)
-
-    made = planned(*many(16), narrowed=narrowing, tried=tried)
-    assert found == [4]
-    assert {group.strategy for group in made.groups} == {"fused"}
-
-
-def test_jobs_that_are_faster_alone_than_in_any_stack_are_not_stacked():
-    tried = Trial(4, together_s=0.004, alone_s=0.0005)
-    made = planned(*many(16), narrowed=narrowing, tried=lambda _: tried)
-    assert {group.strategy for group in made.groups} == {"interleaved"}
-    assert "stacks of" not in made.explain()
 
 
 def test_the_explanation_says_how_long_chunks_are_where_a_launch_was_timed():
@@ -344,7 +269,7 @@ def test_jobs_that_keep_the_device_busy_are_planned_apart_and_nothing_is_traced_
         pytest.fail("asked")
 
     jobs = [replace(spec(name), busy="one is enough") for name in "abc"]
-    made = make_plan(jobs, asked, device="cuda:0", free_bytes=8 * GIB, tried=asked, narrowed=asked)
+    made = make_plan(jobs, asked, device="cuda:0", free_bytes=8 * GIB, tried=asked)
     assert [(group.strategy, group.names) for group in made.groups] == [
         ("interleaved", (name,)) for name in "abc"
     ]

@@ -22,7 +22,6 @@ from carpool.job import Job
 from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Chunk, Cursor, Supply
 from carpool.planning.holds import Hold
-from carpool.planning.narrowing import Narrowing
 from carpool.planning.spec import ModelSpec
 from carpool.planning.trials import Trial
 
@@ -114,23 +113,23 @@ class Trained:
 
 
 class StepFailure(Exception):
-    """Some rows raised inside `advance`. `ticket` covers the steps done before that; the other rows can go on."""
+    """Some rows raised inside `advance`. `tickets` cover the steps done before that, each of rows that did as many; the other rows can go on."""
 
-    def __init__(self, ticket: Ticket, errors: Mapping[int, BaseException]) -> None:
+    def __init__(self, tickets: Sequence[Ticket], errors: Mapping[int, BaseException]) -> None:
         super().__init__(f"rows {sorted(errors)} raised")
-        self.ticket = ticket
+        self.tickets = tuple(tickets)
         self.errors = dict(errors)
 
 
 class DeviceFull(Exception):
     """What a session was asked to do did not fit on its device.
 
-    `ticket` covers the steps done before that, and the rows hold exactly their result; None where a row may hold half a step.
+    `tickets` cover the steps done before that, and the rows hold exactly their result; there are none where a row may hold half a step.
     """
 
-    def __init__(self, ticket: Ticket | None, error: BaseException) -> None:
+    def __init__(self, tickets: Sequence[Ticket], error: BaseException) -> None:
         super().__init__(described(error))
-        self.ticket = ticket
+        self.tickets = tuple(tickets)
 
 
 class Unstackable(Exception):
@@ -292,10 +291,6 @@ class Fuser(ABC):
 
     def tried(self, jobs: Sequence[Job], measure: bool = False) -> Trial | None:
         """What such a stack gains on this device: remembered, or measured now if asked, without a trace; None where that is not known."""
-        return None
-
-    def narrowed(self, jobs: Sequence[Job], measure: bool = False) -> Narrowing | None:
-        """What such a stack takes beside narrower ones of the same jobs: remembered, or measured now if asked and the run is long enough."""
         return None
 
     @abstractmethod

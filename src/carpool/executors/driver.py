@@ -198,14 +198,26 @@ class Driver:
     def _advance(self, chunk: Chunk) -> Iterator[Ready]:
         errors: Mapping[int, BaseException] = {}
         full: DeviceFull | None = None
+        tickets: Sequence[Ticket] = ()
         try:
-            ticket = self._session.advance(chunk)
+            tickets = [self._session.advance(chunk)]
         except StepFailure as failure:
-            ticket, errors = failure.ticket, failure.errors
+            tickets, errors = failure.tickets, failure.errors
         except DeviceFull as raised:
-            if raised.ticket is None:
+            if not raised.tickets:
                 raise
-            ticket, full = raised.ticket, raised
+            tickets, full = raised.tickets, raised
+        waits = [self._enqueued(ticket) for ticket in tickets]
+        if full is not None:
+            raise full
+        if errors:
+            self._settle_now()
+            self._fail(errors)
+        yield from self._settle(leave=0 if any(waits) else self._session.in_flight)
+        yield at_once
+
+    def _enqueued(self, ticket: Ticket) -> bool:
+        """Moves the rows of a chunk that was enqueued, and their validation after it; whether something hangs on what it shows."""
         done = ticket.chunk
         self._move(ticket)
         going = [cohort for cohort in self._cohorts if not cohort.held.isdisjoint(done.ends)]
@@ -218,13 +230,7 @@ class Driver:
         self._pending.append(_Enqueued(self._session, ticket, is_quiet, validated))
         self._emit(GroupAdvanced(self._group, done.steps * len(done.rows)))
         self._report_input(done)
-        if full is not None:
-            raise full
-        if errors:
-            self._settle_now()
-            self._fail(errors)
-        yield from self._settle(leave=0 if waits else self._session.in_flight)
-        yield at_once
+        return waits
 
     def _begin_validation(self, rows: Sequence[int]) -> Reading | None:
         """What is raised here is raised again where it is waited for, and told there."""

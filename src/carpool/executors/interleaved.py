@@ -280,7 +280,7 @@ class Run:
         """Closes what did not fit; its members go on from their last whole step where they can, else from their beginning."""
         _drop_frames(error)
         members = {member.name: member for member in lane.driver.unfinished}
-        saved = self._salvaged(lane) if isinstance(error, DeviceFull) and error.ticket is not None else {}
+        saved = self._salvaged(lane) if isinstance(error, DeviceFull) and error.tickets else {}
         fused = isinstance(lane.session, FusedSession)
         if isinstance(lane.session, FusedSession):
             with lane.session.turn():

@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from carpool.planning.holds import Hold
-from carpool.planning.narrowing import Narrowing
 from carpool.planning.spec import ModelSpec, Signature, difference
 from carpool.planning.trials import Trial
 
 Refusal = Callable[[Sequence[ModelSpec]], str | None]
 Tried = Callable[[Sequence[ModelSpec]], Trial | None]
-Narrowed = Callable[[Sequence[ModelSpec]], Narrowing | None]
 Holds = Callable[[Sequence[ModelSpec]], Hold | None]
 
 
@@ -28,8 +26,6 @@ class Candidate:
     refusal: str | None
     stranger: str | None
     trial: Trial | None = None
-    narrowing: Narrowing | None = None
-    """What a narrower stack of them takes, where that is known."""
     hold: Hold | None = None
     """How much of their step holds Python's lock, where there are other jobs that it would hold up."""
 

@@ -10,7 +10,7 @@ from carpool.memory.estimate import Estimate, Footprint, estimate
 from carpool.memory.size import shown
 from carpool.planning.choose import Choice, choose_all
 from carpool.planning.cursor import SLICE_S, Launches, launches, most_steps
-from carpool.planning.group import Candidate, Holds, Narrowed, Refusal, Tried, candidates
+from carpool.planning.group import Candidate, Holds, Refusal, Tried, candidates
 from carpool.planning.spec import ModelSpec
 from carpool.planning.trials import duration
 from carpool.planning.widths import slices, width_limit
@@ -81,7 +81,6 @@ def make_plan(
     free_bytes: int,
     strategy: str = "auto",
     tried: Tried = lambda specs: None,
-    narrowed: Narrowed = lambda specs: None,
     footprint: Measured = lambda specs: None,
     holds: Holds = lambda specs: None,
     rejected: Mapping[str, BaseException] | None = None,
@@ -98,15 +97,14 @@ def make_plan(
         whole = estimate(candidate.specs, measured)
         check_budgets(candidate.specs, whole)
         limits.append(width_limit(whole, free_bytes))
-    found = [_narrowed(one, limit, narrowed) for one, limit in zip(found, limits, strict=True)]
-    found = [_tried(one, _widest(one, limit), tried) for one, limit in zip(found, limits, strict=True)]
+    found = [_tried(one, limit, tried) for one, limit in zip(found, limits, strict=True)]
     groups: list[Group] = []
     chosen = choose_all(found, strategy, holds)
     for (candidate, choice), measured, limit in zip(chosen, footprints, limits, strict=True):
         if choice.strategy == "fused" and limit == 1:
             choice = _one_at_a_time(candidate, strategy)
-        parts = slices(candidate.specs, _widest(candidate, limit) if choice.together else 1)
-        cut = _cut(candidate, limit, len(parts)) if choice.strategy == "fused" else ""
+        parts = slices(candidate.specs, limit if choice.together else 1)
+        cut = _cut(candidate, len(parts)) if choice.strategy == "fused" and limit > 1 else ""
         launch_s = candidate.trial.together_s if candidate.trial and choice.strategy == "fused" else None
         groups += [
             _group(tuple(part), choice.strategy, choice.reason + cut, measured, launch_s) for part in parts
@@ -132,31 +130,11 @@ def _measured(found: Sequence[Candidate], free_bytes: int) -> list[bool]:
     ]
 
 
-def _narrowed(candidate: Candidate, limit: int, narrowed: Narrowed) -> Candidate:
-    """With what is known of narrower stacks than the memory allows."""
-    widest = slices(candidate.specs, limit)[0]
-    if candidate.refusal is not None or candidate.busy or len(widest) == 1:
-        return candidate
-    return replace(candidate, narrowing=narrowed(widest))
-
-
-def _widest(candidate: Candidate, limit: int) -> int:
-    """How wide a stack of them is at most: what the memory allows, or less where that is faster."""
-    narrowing = candidate.narrowing
-    return limit if narrowing is None else narrowing.best([spec.course for spec in candidate.specs])
-
-
-def _cut(candidate: Candidate, limit: int, parts: int) -> str:
+def _cut(candidate: Candidate, parts: int) -> str:
     """What there is to say of the stacks' width."""
-    if limit == 1:
+    if parts == 1:
         return ""
-    narrowing, best = candidate.narrowing, _widest(candidate, limit)
-    room = (
-        f"; {parts} groups of about {-(-len(candidate.specs) // parts)} fit the memory" if parts > 1 else ""
-    )
-    if narrowing is None:
-        return room
-    return f"{room if best == narrowing.members else ''}; {narrowing.told(best)}"
+    return f"; {parts} groups of about {-(-len(candidate.specs) // parts)} fit the memory"
 
 
 def _tried(candidate: Candidate, limit: int, tried: Tried) -> Candidate:

@@ -1,4 +1,4 @@
-"""How wide a stack is: how many groups a structure is cut into, and when repacking to a narrower stack pays."""
+"""How wide a stack is: how many groups a structure is cut into, the panels that a stack runs in, and when repacking to a narrower stack pays."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ T = TypeVar("T")
 _HEADROOM = (
     0.8  # of the free memory, where the estimate is arithmetic: fragmentation and workspaces are not in it
 )
+_CACHE_SHARE = 0.5  # of the processor's cache: temporaries and others need it too
 _MEASURED_HEADROOM = 0.9  # where it is measured: all but the allocator's own waste is in it
 
 
@@ -45,6 +46,18 @@ def spread(rows: Sequence[T], most: int) -> Sequence[T]:
     if len(rows) <= most:
         return rows
     return [rows[i * (len(rows) - 1) // max(1, most - 1)] for i in range(most)]
+
+
+def num_panels(width: int, member_bytes: int, cache_bytes: int) -> int:
+    """In how many parts a stack runs so that what a part's step passes over stays in the cache; one where that is not known.
+
+    >>> num_panels(512, 64 << 10, 32 << 20), num_panels(8, 64 << 10, 32 << 20), num_panels(512, 64 << 10, 0), num_panels(4, 64 << 20, 32 << 20)
+    (2, 1, 1, 4)
+    """
+    if not cache_bytes:
+        return 1
+    most = max(1, int(cache_bytes * _CACHE_SHARE) // max(1, member_bytes))
+    return -(-width // most)
 
 
 def bucket(active: int) -> int:

@@ -126,7 +126,7 @@ class _Scripted:
         errors, done = self._failures(chunk)
         ticket = self._run(chunk.shortened(done))
         if errors:
-            raise StepFailure(ticket, errors)
+            raise StepFailure([ticket], errors)
         return ticket
 
     def _failures(self, chunk: Chunk) -> tuple[dict[int, BaseException], int]:
@@ -242,7 +242,7 @@ class FakeFusedSession(_Scripted, FusedSession):
         scripts = {row: self._rows[row].script for row in rows}
         errors = {r: s.error for r, s in scripts.items() if s.check_raises_at == self._rows[r].steps}
         if errors:
-            raise StepFailure(Ticket(chunk.shortened(0), ()), errors)
+            raise StepFailure([Ticket(chunk.shortened(0), ())], errors)
         mismatch = self._mismatches.pop(0) if len(self._mismatches) > 1 else self._mismatches[0]
         return Check(len(rows), 0.0 if mismatch is None else 1.0, mismatch)
 

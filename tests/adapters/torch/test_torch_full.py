@@ -137,11 +137,11 @@ def full_at(monkeypatch):
         taken = [0]
 
         def run(self, steps):
-            wide = len(self._tensors["weights"]) > wider_than and ("table" in self._tensors) == (
+            wide = len(self._panels[0]["weights"]) > wider_than and ("table" in self._panels[0]) == (
                 kind == "table"
             )
             for _ in range(steps):
-                taken[0] += wide and bool(self._tensors["active"].any())
+                taken[0] += wide and bool(self._panels[0]["active"].any())
                 if wide and taken[0] >= step:
                     self._begun = self._writes() - half
                     raise torch.OutOfMemoryError("no room for so many")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import carpool
 from carpool.adapters.torch import fused
-from carpool.events import Event, GroupFellBack, GroupTried
+from carpool.events import Event, GroupAdvanced, GroupFellBack, GroupTried
 
 pytestmark = pytest.mark.usefixtures("trials")
 X, Y = torch.randn(24, 3), torch.randn(24, 1)
@@ -120,3 +120,18 @@ def test_what_is_measured_is_time():
     assert isinstance(tried.trial, Trial)
     assert tried.trial.together_s > 0
     assert tried.trial.alone_s > 0
+
+
+def test_the_first_chunk_is_as_long_as_a_turn_by_what_the_trial_showed(
+    alone_takes: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """While others wait: three batches an epoch, but a launch that seems to take longer than a turn goes alone."""
+    alone_takes(1e3)
+    monkeypatch.setattr(fused.StackedSession, "launch", lambda session, chunk: (10.0, False))
+    other = carpool.Job(
+        lambda: nn.Linear(3, 1), (X, Y), loss=F.mse_loss, optimizer=torch.optim.SGD, name="other"
+    )
+    _, events = train([*jobs(), other])
+    advanced = [event for event in of(events, GroupAdvanced) if event.group == 0]
+    assert advanced[0].steps == 3  # one step of three members
+    assert sum(event.steps for event in advanced) == 3 * 6

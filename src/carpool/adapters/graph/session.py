@@ -138,7 +138,7 @@ class GraphSession(Session):
         """Enqueues as many of the chunk's steps as fit a slice; the thread takes them from there."""
         empty = Chunk(chunk.rows, chunk.cursors, chunk.size, 0)
         if self._error is not None:
-            raise self._full() or StepFailure(Ticket(empty, None), {0: self._error}) from self._error
+            raise self._full() or StepFailure([Ticket(empty, None)], {0: self._error}) from self._error
         if self._is_ended:
             self._settled()
             return Ticket(
@@ -167,7 +167,7 @@ class GraphSession(Session):
     def _full(self) -> DeviceFull | None:
         """Where the device is full: the step may be half done."""
         full = isinstance(self._error, tf.errors.ResourceExhaustedError | MemoryError)
-        return DeviceFull(None, self._error) if full and self._error is not None else None
+        return DeviceFull((), self._error) if full and self._error is not None else None
 
     def done(self, ticket: Ticket) -> bool:
         return ticket.payload is None or ticket.payload.done()

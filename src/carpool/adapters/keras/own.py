@@ -92,7 +92,7 @@ class OwnFit(Session):
         stops = ends and self.wants_to_stop(0)  # who wants to stop is asked
         ticket = Ticket(done, self._logs, final=self._is_over and self._error is None and not stops)
         if self._error is not None:
-            raise StepFailure(ticket, {chunk.rows[0]: self._error}) from self._error
+            raise StepFailure([ticket], {chunk.rows[0]: self._error}) from self._error
         return ticket
 
     def metrics(self, ticket: Ticket) -> tuple[MetricRow, ...]:

@@ -82,7 +82,7 @@ class StackedFit(FusedSession):
         """Enqueues as many of the chunk's steps as one launch may cover."""
         errors = self._begin(chunk)
         if errors:
-            raise StepFailure(Ticket(chunk.shortened(0), None), errors)
+            raise StepFailure([Ticket(chunk.shortened(0), None)], errors)
         steps = self._steps(chunk)
         done = chunk.shortened(steps)
         seen = Seen()
@@ -173,7 +173,7 @@ class StackedFit(FusedSession):
         ends = tuple(row for row in chunk.rows if row in chunk.ends or row in stopped)
         cut = Ticket(Chunk(chunk.rows, chunk.cursors, chunk.size, chunk.steps, ends), ticket.payload)
         if errors:
-            raise StepFailure(cut, errors)
+            raise StepFailure([cut], errors)
         return cut
 
     def _steps(self, chunk: Chunk) -> int:

@@ -45,7 +45,7 @@ class Runner:
         self.tensors = tensors(state.layout, state.matrices, leaves, size)
         self._table = self.tensors["order"]
         step = stack_step(model, state.layout, kind, pool, size, state.width, device)
-        self._program = Program(step, self.tensors, (key, kind), _finish)
+        self._program = Program(step, [self.tensors], (key, kind), _finish)
 
     def capture(self, steps: int) -> None:
         """Captures what so many steps take. That runs a step, so the stack is put back."""

@@ -66,7 +66,7 @@ class LoopSession(Session):
         ends = (0,) if full or partial else ()
         ticket = Ticket(Chunk(chunk.rows, chunk.cursors, 1, len(values), ends), values, final)
         if error is not None:
-            raise StepFailure(ticket, {0: error}) from error
+            raise StepFailure([ticket], {0: error}) from error
         return ticket
 
     def _checked(self, made: Any) -> Mapping[str, Any]:

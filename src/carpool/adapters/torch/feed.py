@@ -116,8 +116,8 @@ class Feed:
         steps, feed = len(ahead.due), self._tensors
         due = sent(ahead.due, self._device)
         table = columns(self._recipe.layout, ahead.numbers, feed["updates"], due, feed["table"].shape[-1])
-        feed["table"][:steps] = table.to(feed["table"].dtype)
-        feed["due"][:steps] = due
+        feed["table"][:, :steps] = table.transpose(0, 1).to(feed["table"].dtype)
+        feed["due"][:, :steps] = due.transpose(0, 1)
 
     def case(self, row: int, cursor: Cursor, ahead: int, size: int) -> Case:
         """One row's step alone, so many after the cursor's: its own model, its tensors and its batch."""

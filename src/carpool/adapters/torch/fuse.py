@@ -23,10 +23,10 @@ from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.footprint import peak_bytes
 from carpool.adapters.torch.fused import StackedSession, make_window
 from carpool.adapters.torch.layout import make_layout
-from carpool.adapters.torch.narrow import Narrower
 from carpool.adapters.torch.pace import pace_key
+from carpool.adapters.torch.panels import Panels, panels_of
 from carpool.adapters.torch.probe import Probe
-from carpool.adapters.torch.program import Tensors, compile_guess_s, trace_only
+from carpool.adapters.torch.program import Tensors, trace_only
 from carpool.adapters.torch.rowwise import is_apart
 from carpool.adapters.torch.sharing import reads_alike, shared_leaves
 from carpool.adapters.torch.stacked import PhaseRecipe, Recipe, train_step
@@ -39,7 +39,6 @@ from carpool.kernels.convolve import gains
 from carpool.kernels.updates import UNFUSED, UPDATES
 from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Course, Cursor, cut
-from carpool.planning.narrowing import Narrowing
 from carpool.planning.spec import Signature
 from carpool.planning.trials import Trial
 
@@ -68,7 +67,6 @@ class TorchFuser(Fuser):
         self._store = store
         self._device = device
         self._compile = compile
-        self._stacks: dict[Signature, int] = {}
         self._unturned: set[Signature] = set()
         self._refused: dict[Hashable, str] = {}
         self._last: tuple[Sequence[Known], int, bool, Recipe] | None = None
@@ -95,30 +93,36 @@ class TorchFuser(Fuser):
             last = self._last = (known, width, turns, make_recipe(known, width, self._device(), turns))
         return last[3]
 
-    def _traced(self, known: Sequence[Known], width: int) -> tuple[GraphModule, Tensors]:
-        """The step of these members in a stack of so many rows, and tensors of its shapes that hold nothing."""
+    def _traced(
+        self, known: Sequence[Known], width: int, panels: Panels | None = None
+    ) -> tuple[GraphModule, Tensors]:
+        """The step of a panel of these members in a stack of so many rows, and tensors of its shapes that hold nothing."""
         try:
-            return self._traced_once(known, width)
+            return self._traced_once(known, width, panels)
         except Exception:
             if not self._recipe(known, width).innermost:
                 raise
             self._unturned.add(known[0].signature)  # `view`, say, wants channels where they were
-            return self._traced_once(known, width)
+            return self._traced_once(known, width, panels)
 
-    def _traced_once(self, known: Sequence[Known], width: int) -> tuple[GraphModule, Tensors]:
+    def _traced_once(
+        self, known: Sequence[Known], width: int, panels: Panels | None
+    ) -> tuple[GraphModule, Tensors]:
         first, device, size = known[0], self._device(), _batch_size(known[0])
         recipe = self._recipe(known, width)
+        panels = panels or panels_of(first, recipe, width, device)
         held = make_window(known) or Pool([member.built.data for member in known])
         longest = held.length if isinstance(held, Window) else max(member.course.length for member in known)
         with FakeTensorMode(allow_non_fake_inputs=True):
             tensors = stack.state_tensors(
-                recipe.layout, first.built, width, len(recipe.values), device, recipe.shared
+                recipe.layout, first.built, panels.width, len(recipe.values), device, recipe.shared
             )
             tensors |= stack.shared_tensors(first.built, recipe.shared, torch.empty_like, device)
-            tensors |= stack.feed_tensors(recipe.layout, first.built, width, len(recipe.values), device)
-            tensors |= stack.empty_data(held.shapes(), width, longest, device)
+            tensors |= stack.feed_tensors(recipe.layout, first.built, panels, len(recipe.values), device)
+            tensors |= stack.empty_data(held.shapes(), panels.width, longest, device)
+            part = panels.cut(tensors)[0]
         key = ("train", (first.signature, recipe.sharing), size)
-        return trace_only(train_step(recipe, size), tensors, key), tensors
+        return trace_only(train_step(recipe, size), part, key), part
 
     def footprint(self, jobs: Sequence[Job]) -> Footprint | None:
         """By the step at two widths, on tensors that hold nothing."""
@@ -135,7 +139,7 @@ class TorchFuser(Fuser):
 
     def _peak(self, known: Sequence[Known], width: int) -> tuple[int, int]:
         """The most that is alive in a step, and what checking one of the members takes."""
-        traced, tensors = self._traced(known, width)
+        traced, tensors = self._traced(known, width, Panels(1, width))
         with FakeTensorMode(allow_non_fake_inputs=True):
             empty = [torch.empty_like(tensor) for tensor in tensors.values()]
             return peak_bytes(traced, empty), stack.checked_bytes(tensors)
@@ -164,38 +168,20 @@ class TorchFuser(Fuser):
         finally:
             session.close()
 
-    def narrowed(self, jobs: Sequence[Job], measure: bool = False) -> Narrowing | None:
-        known, device = [self._known(job) for job in jobs], self._device()
-        if device != "cpu" or isinstance(known[0].built.data, Streamed):
-            return None  # a GPU has no cache that a stack of small networks falls out of; a stream's batches would be gone
-
-        def compile_s() -> float:
-            return compile_guess_s(device, len(self._traced(known, len(known))[0].graph.nodes))
-
-        def opened(width: int, compile: bool) -> StackedSession:
-            return self._opened(jobs[:width], width, device, compile)
-
-        narrower = Narrower(known, device, self._compile, compile_s, opened)
-        found = narrower.found(measure)
-        self._stacks[known[0].signature] = found.parts if found and narrower.narrows(found) else 1
-        return found
-
     def open(
         self, jobs: Sequence[Job], width: int, device: str, prepared: Prepared = lambda *_: None
     ) -> StackedSession:
-        stacks = self._stacks.get(self._known(jobs[0]).signature, 1)
-        return self._opened(jobs, width, device, self._compile, prepared, stacks)
+        return self._opened(jobs, width, device, prepared)
 
     def open_alone(self, job: Job, device: str, stacks: int) -> StackedSession:
         """A stack of one job, of so many that run the same steps."""
-        return self._opened([job], 1, device, self._compile, stacks=stacks)
+        return self._opened([job], 1, device, stacks=stacks)
 
     def _opened(
         self,
         jobs: Sequence[Job],
         width: int,
         device: str,
-        compile: str | bool,
         prepared: Prepared = lambda *_: None,
         stacks: int = 1,
     ) -> StackedSession:
@@ -210,7 +196,7 @@ class TorchFuser(Fuser):
             width,
             device,
             self._store,
-            compile,
+            self._compile,
             prepared,
             self._known,
             stacks,

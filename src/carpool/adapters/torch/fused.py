@@ -33,6 +33,7 @@ from carpool.adapters.torch.feed import Feed
 from carpool.adapters.torch.full import is_full
 from carpool.adapters.torch.hypers import Ahead, Hypers
 from carpool.adapters.torch.pace import alone_s, pace_key, shortest
+from carpool.adapters.torch.panels import panels_of
 from carpool.adapters.torch.program import Program
 from carpool.adapters.torch.programs import Programs
 from carpool.adapters.torch.stacked import Recipe, train_step
@@ -74,16 +75,17 @@ class StackedSession(FusedSession):
     ) -> None:
         """`stacks` of this width run the same steps: each step is compiled once for all of them."""
         self._recipe, self._layout = recipe, recipe.layout
-        self._known: list[Known | None] = [*known, *[None] * (width - len(known))]
         self._first = known[0]
-        self.width, self._device, self._store = width, device, store
+        self._panels = panels_of(self._first, recipe, width, device)
+        self.width, self._device, self._store = self._panels.width, device, store
+        self._known: list[Known | None] = [*known, *[None] * (self.width - len(known))]
         self._lookup, self._stacks = lookup, stacks
         self._pool = Pool([member.built.data for member in known])
         self._window = make_window(known)
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
         self.schedules = _has_timers(known)
         key = (self._first.signature, recipe.sharing)
-        self._programs = Programs(key, width, device, compile, prepared, repeats=width > 1)
+        self._programs = Programs(key, self._panels, device, compile, prepared, repeats=width > 1)
         self._best: Tensors = {}
         self._dead: set[int] = set()
         self._versions: dict[int, list[int]] = {}
@@ -122,7 +124,7 @@ class StackedSession(FusedSession):
         )
         tensors |= stack.shared_tensors(built, shared, torch.Tensor.to, self._device)
         tensors |= stack.feed_tensors(
-            self._layout, self._first.built, self.width, len(self._recipe.values), self._device
+            self._layout, self._first.built, self._panels, len(self._recipe.values), self._device
         )
         if self._window is not None:
             arrays, longest = self._window.arrays(self._device), self._window.length
@@ -169,9 +171,9 @@ class StackedSession(FusedSession):
             self._feed.tell(chunk, chunk.steps)
             self._feed.lay(ahead)
         except Exception as error:
-            raise (self._full(chunk, ahead, error, 0) if is_full(error) else error) from error
+            raise (DeviceFull(self._stopped(chunk, ahead), error) if is_full(error) else error) from error
         if ahead.errors:
-            raise StepFailure(self._ticket(chunk.shortened(0), ahead), ahead.errors)
+            raise StepFailure([self._ticket(chunk.shortened(0), ahead)], ahead.errors)
         clock, program = Clock(self._device), None
         try:
             program = self._train_program(chunk.size)
@@ -179,9 +181,9 @@ class StackedSession(FusedSession):
             program.run(chunk.steps)
         except Exception as error:
             if is_full(error):
-                done = int(self._tensors["k"]) if program is None or program.whole() else None
-                raise self._full(chunk, ahead, error, done) from error
-            raise self._failure(chunk, ahead, error) from error
+                is_whole = program is None or program.whole()
+                raise DeviceFull(self._stopped(chunk, ahead) if is_whole else (), error) from error
+            raise self._failure(chunk, ahead, error, program) from error
         self._feed.used(chunk, chunk.steps)
         return self._ticket(chunk, ahead, clock.stop())
 
@@ -241,28 +243,37 @@ class StackedSession(FusedSession):
         sums = {name: own[:, column].astype(np.float64) for column, name in enumerate(names)}
         return MetricColumns(rows, steps, steps * ticket.chunk.size, sums, dead)
 
-    def _full(self, chunk: Chunk, ahead: Ahead, error: Exception, done: int | None) -> DeviceFull:
-        """After so many whole steps, unless a row may hold half of one."""
-        if done is None:
-            return DeviceFull(None, error)
+    def _stopped(self, chunk: Chunk, ahead: Ahead) -> list[Ticket]:
+        """A chunk that went no further: panels before the one that raised are through, those after it have not begun."""
+        done, tickets = self._tensors["k"].tolist(), []
+        by_steps: dict[int, list[int]] = {}
         for row in chunk.rows:
-            self._hypers.rewind(row, done, ahead)
-        self._feed.used(chunk, done)
-        return DeviceFull(self._ticket(chunk.shortened(done), ahead), error)
+            by_steps.setdefault(done[self._panels.of(row)], []).append(row)
+        for steps, rows in by_steps.items():
+            for row in rows:
+                self._hypers.rewind(row, steps, ahead)
+            part = chunk.of(frozenset(rows)).shortened(steps)
+            self._feed.used(part, steps)
+            tickets.append(self._ticket(part, ahead))
+        return tickets
 
-    def _failure(self, chunk: Chunk, ahead: Ahead, error: Exception) -> StepFailure | Exception:
-        """Which rows raised in the step that failed: each is tried alone. A failure nobody owns is the group's."""
-        done = int(self._tensors["k"])
+    def _failure(
+        self, chunk: Chunk, ahead: Ahead, error: Exception, program: Program | None
+    ) -> StepFailure | Exception:
+        """Which rows raised in the step that failed: those it ran for, or could not be made ready for, are each tried alone.
+
+        A failure nobody owns is the group's.
+        """
+        done = self._tensors["k"].tolist()
         errors: dict[int, BaseException] = {}
         for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
-            if (own := try_step(self._recipe, self._feed.case(row, cursor, done, chunk.size))) is not None:
+            panel = self._panels.of(row)
+            if program is not None and panel != program.at:
+                continue
+            case = self._feed.case(row, cursor, done[panel], chunk.size)
+            if (own := try_step(self._recipe, case)) is not None:
                 errors[row] = own
-        if not errors:
-            return error
-        for row in chunk.rows:
-            self._hypers.rewind(row, done, ahead)
-        self._feed.used(chunk, done)
-        return StepFailure(self._ticket(chunk.shortened(done), ahead), errors)
+        return StepFailure(self._stopped(chunk, ahead), errors) if errors else error
 
     def _train_program(self, size: int) -> Program:
         return self._program("train", size, lambda: train_step(self._recipe, size), self._tensors)
@@ -292,7 +303,7 @@ class StackedSession(FusedSession):
         try:
             return self._validation.begin(rows, self._first.course.batch_size, self._program)
         except Exception as error:
-            raise (DeviceFull(None, error) if is_full(error) else error) from error
+            raise (DeviceFull((), error) if is_full(error) else error) from error
 
     def end_epoch(self, row: int, metrics: Mapping[str, float]) -> None:
         self._hypers.end_epoch(row, metrics)
@@ -323,7 +334,7 @@ class StackedSession(FusedSession):
             return self._verifier().check(chunk, {row: self._member(row).built for row in rows})
         except RowsRaised as raised:
             stood = self._ticket(chunk.shortened(0), Ahead(self._hypers.now()))
-            raise StepFailure(stood, raised.errors) from raised
+            raise StepFailure([stood], raised.errors) from raised
 
     def _verifier(self) -> Verifier:
         return Verifier(
@@ -331,7 +342,7 @@ class StackedSession(FusedSession):
         )
 
     def trial(self, chunk: Chunk) -> Trial | None:
-        key = pace_key(self._first, self.width, self._device)
+        key = pace_key(self._first, self._members(), self._device)
         found = recall.remembered(key)
         if found is None:
             try:
@@ -346,11 +357,14 @@ class StackedSession(FusedSession):
         case = self._feed.case(chunk.rows[0], chunk.cursors[0], 0, chunk.size)
         together_s, compiled = self.launch(chunk)
         own_s = alone_s(self._recipe, case, self._first.probe.random)
-        found = Trial(self.width, together_s, own_s, compiled)
+        found = Trial(self._members(), together_s, own_s, compiled)
         if found.pays or self._programs.take_compiled("train", chunk.size, wait=True) is None:
             return found
         together_s, compiled = self.launch(chunk)  # it may be worth it compiled
-        return Trial(self.width, together_s, own_s, compiled)
+        return Trial(self._members(), together_s, own_s, compiled)
+
+    def _members(self) -> int:
+        return sum(member is not None for member in self._known)
 
     def launch(self, chunk: Chunk) -> tuple[float, bool]:
         """Seconds of one launch of the chunk, measured on idle rows, and whether it was compiled."""
@@ -410,24 +424,22 @@ class StackedSession(FusedSession):
         occupied = [row for row, member in enumerate(self._known) if member is not None]
         if not 0 < len(occupied) <= width:
             raise ValueError(f"expected room for {len(occupied)} members, received width {width}")
+        self._panels = panels_of(self._first, self._recipe, width, self._device)
+        width = self._panels.width
         moved = {row: place for place, row in enumerate(occupied)}
         index = torch.tensor((occupied * width)[:width], device=self._device)
-        rows = [
-            name
-            for name in self._tensors
-            if not name.startswith(("data:", "shared:")) and name not in ("k", *stack.BY_STEP)
-        ]
+        rows = [name for name in self._tensors if not name.startswith(("data:", "shared:")) and name != "k"]
         self._tensors |= {name: self._tensors[name].index_select(0, index) for name in rows}
-        self._tensors |= {name: self._tensors[name].index_select(1, index) for name in stack.BY_STEP}
         self._best = {name: best.index_select(0, index) for name, best in self._best.items()}
         self._known = [*(self._known[row] for row in occupied), *[None] * (width - len(occupied))]
         self._hypers = self._hypers.moved(occupied, width)
         self._feed = self._feed.moved(index.tolist(), self._known, self._hypers)
         self._tensors["first"].zero_()  # of a wider order
+        self._tensors["k"] = self._tensors["k"].new_zeros(self._panels.count)
         self.width = width
         self._versions = {moved[row]: seen for row, seen in self._versions.items() if row in moved}
         self._dead = {moved[row] for row in self._dead if row in moved}
-        self._programs = self._programs.anew(width)
+        self._programs = self._programs.anew(self._panels)
         self._validation = self._validated()
         return moved
 
@@ -472,7 +484,7 @@ class StackedSession(FusedSession):
         self._stream.close()
         if self._window is not None:
             self._window.close()
-        self._programs = self._programs.anew(self.width)
+        self._programs = self._programs.anew(self._panels)
         self._tensors.clear()  # whoever has the dictionary, a traceback say, holds no tensor by it
         self._best, self._validation = {}, None
         if self._device.startswith("cuda"):

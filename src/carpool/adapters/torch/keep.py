@@ -192,7 +192,7 @@ class Kept:
             make = own_train_step if kind == "train" else own_evaluate_step
             whole = ("own loop", self._members.signature, self._members.shared, self._idle, key)
             try:
-                program = Program(make(self._recipe(objective, clips), each), tensors, whole)
+                program = Program(make(self._recipe(objective, clips), each), [tensors], whole)
             except CarpoolError:
                 raise
             except Exception as error:

@@ -115,12 +115,12 @@ def stacked_leaves(layout: Layout, t: Tensors) -> Tensors:
 
 
 def _table(layout: Layout, numbers: Tensor, ordinals: Tensor) -> Tensor:
-    """The update's scalars, as `hypers.columns` makes them for a chunk: [1, members, groups, columns]."""
+    """The update's scalars, as `hypers.columns` makes them for a chunk of one step: [members, 1, groups, columns]."""
     update = layout.spans[0].update  # one optimizer, so all groups have one update
     named = {name: numbers[..., i] for i, name in enumerate(update.hypers)}
     made = update.scalars(named, ordinals)
     wide = torch.float64 if layout.dtype == torch.float64 else torch.float32
-    return torch.stack(torch.broadcast_tensors(*made), dim=-1)[None].to(wide)
+    return torch.stack(torch.broadcast_tensors(*made), dim=-1)[:, None].to(wide)
 
 
 def prefixed(t: Tensors, prefix: str) -> Tensors:

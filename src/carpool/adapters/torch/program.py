@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -70,25 +70,28 @@ def compile_guess_s(device: str, nodes: int = 0) -> float:
 
 
 class Program:
-    """One step bound to a session's tensors. `run` enqueues it; nothing waits."""
+    """One step bound to a session's tensors, panel by panel. `run` enqueues it; nothing waits."""
 
     def __init__(
         self,
         step: Callable[[Tensors], None],
-        tensors: Tensors,
+        panels: Sequence[Tensors],
         key: Hashable,
         finish: Callable[[GraphModule], None] = lambda _: None,
         repeats: bool = True,
     ) -> None:
-        """`finish` works over a step that was traced, once. `repeats`: captured, it gives the same bits each time."""
-        self._tensors, self._repeats = tensors, repeats
-        self._inputs = list(tensors.values())
-        self._device = self._inputs[0].device
+        """`panels` are the tensors of each, of one shape; `finish` works over a step that was traced, once. `repeats`: captured, it gives the same bits each time."""
+        self._panels, self._repeats = panels, repeats
+        self._inputs = [list(tensors.values()) for tensors in panels]
+        self._device = self._inputs[0][0].device
+        tensors = panels[0]
         started = time.perf_counter()
         self._ready = _remembered((key, _shapes(tensors), flags()), lambda: _trace(step, tensors, finish))
         self._call = self._ready.best
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._begun: int | None = None
+        self.at = 0
+        """The panel that runs, or ran last."""
         self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
         self.prepare_s = time.perf_counter() - started
 
@@ -162,7 +165,7 @@ class Program:
         self._adopt()
 
     def _request(self) -> Request:
-        return request(self._ready.traced, self._inputs)
+        return request(self._ready.traced, self._inputs[0])
 
     def _give_up(self, reason: str) -> None:
         self._ready.failed, self._ready.compiled = True, None
@@ -189,15 +192,23 @@ class Program:
         """Enqueues so many steps."""
         if self._device.type != "cuda":
             with torch.autocast(self._device.type, enabled=False):  # the trace holds every cast already
-                for _ in range(steps):
-                    self._begun = self._writes()
-                    self._call(*self._inputs)
-                self._begun = None
+                self._run_here(steps)
             return
         for size in (STEPS_PER_GRAPH, 1):
             while steps >= size:
                 self._graph(size).replay()
                 steps -= size
+
+    def _run_here(self, steps: int) -> None:
+        """Panel after panel. Of several, one in which no row is active would keep every bit, and is left out."""
+        for number, (tensors, inputs) in enumerate(zip(self._panels, self._inputs, strict=True)):
+            if len(self._panels) > 1 and not tensors["active"].any():
+                continue
+            self.at = number
+            for _ in range(steps):
+                self._begun = self._writes()
+                self._call(*inputs)
+        self._begun = None
 
     def capture(self, steps: int) -> None:
         """Captures what so many steps take, on a device that captures; that runs a step with no row active."""
@@ -213,7 +224,7 @@ class Program:
         return self._begun is None or self._begun == self._writes()
 
     def _writes(self) -> int:
-        return sum(map(_version, self._inputs))
+        return sum(map(_version, self._inputs[self.at]))
 
     def _graph(self, steps: int) -> torch.cuda.CUDAGraph:
         if steps not in self._graphs:
@@ -231,21 +242,26 @@ class Program:
         own = None if stream == torch.cuda.default_stream() else stream
         capture = torch.cuda.graph(graph, self._pool, own, capture_error_mode="thread_local")
         with torch.autocast("cuda", enabled=False), reproducible(self._repeats), capture:
-            for _ in range(steps):
-                self._call(*self._inputs)
+            for inputs in self._inputs:
+                for _ in range(steps):
+                    self._call(*inputs)
         return graph
 
     def _idle(self, call: Callable[..., None]) -> None:
         """Runs a step in which no row is active, on the first samples of its orders, then puts back what it was told: the stack keeps every bit."""
-        told = [self._tensors[name] for name in ("active", "k", "first") if name in self._tensors]
+        told = [
+            tensors[name] for tensors in self._panels for name in ("active", "k", "first") if name in tensors
+        ]
         before = [tensor.clone() for tensor in told]
-        for tensor in told[:2]:
-            tensor.zero_()
-        for first in told[2:]:  # where a row's order begins: a batch of any size has room there
-            first.sub_(first % self._tensors["order"].shape[1])
+        for tensors in self._panels:
+            tensors["active"].zero_()
+            tensors["k"].zero_()
+            if "first" in tensors:  # where a row's order begins: a batch of any size has room there
+                tensors["first"].sub_(tensors["first"] % tensors["order"].shape[1])
         try:
             with torch.autocast(self._device.type, enabled=False), reproducible(self._repeats):
-                call(*self._inputs)
+                for inputs in self._inputs:
+                    call(*inputs)
             if self._device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
         finally:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from carpool.adapters.base import Prepared
+from carpool.adapters.torch.panels import Panels
 from carpool.adapters.torch.program import Program
 from carpool.environment import cores
 from carpool.planning.widths import worth_compiling
@@ -19,18 +20,18 @@ _FEWEST = 32  # launches: for fewer it is not worth timing one to know whether c
 
 
 class Programs:
-    """One program for each kind of step and batch size, for one width. `key` is what all of them have baked in."""
+    """One program for each kind of step and batch size, for one width in these panels. `key` is what all of them have baked in."""
 
     def __init__(
         self,
         key: Hashable,
-        width: int,
+        panels: Panels,
         device: str,
         compile: str | bool,
         prepared: Prepared,
         repeats: bool = True,
     ) -> None:
-        self._key, self._width, self._device = key, width, device
+        self._key, self._panels, self._device = key, panels, device
         self._compile, self._prepared, self._repeats = compile, prepared, repeats
         self._ready: dict[tuple[str, int], Program] = {}
 
@@ -39,7 +40,9 @@ class Programs:
     ) -> Program:
         """The program; made by `make` over these tensors the first time, for so many launches in all."""
         if (kind, size) not in self._ready:
-            program = Program(make(), tensors, (kind, self._key, size), repeats=self._repeats)
+            program = Program(
+                make(), self._panels.cut(tensors), (kind, self._key, size), repeats=self._repeats
+            )
             if self._compile is True:
                 program.compile()
             elif not self._compile:
@@ -47,7 +50,7 @@ class Programs:
             elif self._pays(program, launches):
                 program.begin_compiling() if cores() >= _ROOMY else program.compile()
             self._ready[kind, size] = program
-            self._prepared(size, self._width, program.compiled, program.prepare_s)
+            self._prepared(size, self._panels.width, program.compiled, program.prepare_s)
         return self._ready[kind, size]
 
     def is_compiling(self, kind: str, size: int) -> bool:
@@ -63,16 +66,16 @@ class Programs:
         before_s = program.prepare_s
         if not program.take_compiled(wait):
             return None
-        self._prepared(size, self._width, program.compiled, program.prepare_s - before_s)
+        self._prepared(size, self._panels.width, program.compiled, program.prepare_s - before_s)
         return program
 
     def prepare_s(self, kind: str) -> float:
         """Seconds that programs of a kind took to be made ready."""
         return sum(program.prepare_s for (made, _), program in self._ready.items() if made == kind)
 
-    def anew(self, width: int) -> Programs:
-        """The same for a stack of another width, with nothing made ready."""
-        return Programs(self._key, width, self._device, self._compile, self._prepared, self._repeats)
+    def anew(self, panels: Panels) -> Programs:
+        """The same for a stack in other panels, with nothing made ready."""
+        return Programs(self._key, panels, self._device, self._compile, self._prepared, self._repeats)
 
     def _pays(self, program: Program, launches: Callable[[], int]) -> bool:
         """Whether a run is so long that compiling pays."""

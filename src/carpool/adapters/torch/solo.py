@@ -124,12 +124,12 @@ class SoloSession(Session):
                 done += 1
         self._batches.take(done)
         if error is not None and is_full(error) and not whole:
-            raise DeviceFull(None, error) from error
+            raise DeviceFull((), error) from error
         ticket = _ticket(chunk.shortened(done), totals, done, False)
         if error is not None and is_full(error):
-            raise DeviceFull(ticket, error) from error
+            raise DeviceFull([ticket], error) from error
         if error is not None:
-            raise StepFailure(ticket, {0: error}) from error
+            raise StepFailure([ticket], {0: error}) from error
         return ticket
 
     def _step(self, chunk: Chunk, ahead: int) -> dict[str, Any] | None:

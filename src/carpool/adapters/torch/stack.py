@@ -12,6 +12,7 @@ from carpool.adapters.base import JobState
 from carpool.adapters.torch.absorb import group_options, scheduler_state, slots_by_key
 from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.layout import Layout
+from carpool.adapters.torch.panels import Panels
 from carpool.adapters.torch.transfer import landed
 from carpool.kernels.updates import number_dtype
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Cursor
@@ -64,18 +65,19 @@ def num_columns(layout: Layout) -> int:
     return max(span.num_columns for span in layout.spans)
 
 
-def feed_tensors(layout: Layout, built: Built, width: int, values: int, device: str) -> Tensors:
+def feed_tensors(layout: Layout, built: Built, panels: Panels, values: int, device: str) -> Tensors:
     """What a chunk says: who is active from where, with which scalars; and what comes back."""
+    width = panels.width
     wide = torch.float64 if layout.dtype == torch.float64 else torch.float32
     return {
         "active": torch.zeros(width, dtype=torch.bool, device=device),
         "first": torch.zeros(width, dtype=torch.int64, device=device),
         "batch": torch.zeros(width, dtype=torch.int64, device=device),
-        "k": torch.zeros((), dtype=torch.int64, device=device),
+        "k": torch.zeros(panels.count, dtype=torch.int64, device=device),
         "table": torch.zeros(
-            MAX_CHUNK_STEPS, width, len(layout.spans), num_columns(layout), dtype=wide, device=device
+            width, MAX_CHUNK_STEPS, len(layout.spans), num_columns(layout), dtype=wide, device=device
         ),
-        "due": torch.zeros(MAX_CHUNK_STEPS, width, len(built.phases), dtype=torch.bool, device=device),
+        "due": torch.zeros(width, MAX_CHUNK_STEPS, len(built.phases), dtype=torch.bool, device=device),
         "clip": torch.full((width,), torch.inf, dtype=wide, device=device),
         "sums": torch.zeros(width, values, dtype=torch.float64, device=device),
         "taken": torch.zeros(width, dtype=torch.int64, device=device),
@@ -83,13 +85,11 @@ def feed_tensors(layout: Layout, built: Built, width: int, values: int, device: 
 
 
 _OF_UPDATES = ("gathered", "updates", "last")
-BY_STEP = ("table", "due")
-"""What has a chunk's steps as its first dimension, and rows as its second."""
 
 
 def evaluation_tensors(state: Tensors, values: int, device: str) -> Tensors:
     """The same members with a feed of their own for validation."""
-    width = len(state["weights"])
+    width, count = len(state["weights"]), len(state["k"])
     kept = {
         name: t
         for name, t in state.items()
@@ -104,7 +104,7 @@ def evaluation_tensors(state: Tensors, values: int, device: str) -> Tensors:
         "active": torch.zeros(width, dtype=torch.bool, device=device),
         "first": torch.zeros(width, dtype=torch.int64, device=device),
         "batch": torch.zeros(width, dtype=torch.int64, device=device),
-        "k": torch.zeros((), dtype=torch.int64, device=device),
+        "k": torch.zeros(count, dtype=torch.int64, device=device),
         "sums": torch.zeros(width, values, dtype=torch.float64, device=device),
         "taken": torch.zeros(width, dtype=torch.int64, device=device),
     }

@@ -80,7 +80,7 @@ def train_step(recipe: Recipe, size: int) -> Callable[[Tensors], None]:
     def take(t: Tensors) -> None:
         batch = _gather(t, size, recipe.alike)
         place = t["batch"] + t["k"]
-        due = t["due"].index_select(0, t["k"].view(1))[0]
+        due = t["due"].index_select(1, t["k"].view(1))[:, 0]
         moved = t["active"] & t["alive"]
         parts: list[Tensor] = []
         for number in range(len(recipe.phases)):
@@ -226,7 +226,7 @@ def update_rows(recipe: Recipe, phase: int, t: Tensors, grads: Tensor, due: Tens
     """A phase's update of the rows that are due, from gradients that are clipped first where jobs say so."""
     if recipe.clips:
         grads = clipped(grads, t["clip"].to(grads.dtype)[:, None])
-    scalars = t["table"].index_select(0, t["k"].view(1))[0]
+    scalars = t["table"].index_select(1, t["k"].view(1))[:, 0]
     mask = due[:, None]
     first = recipe.layout.spans_of(phase)[0].start
     for number, span in enumerate(recipe.layout.spans):

@@ -1,0 +1,207 @@
+"""Panels: a wide stack on a CPU runs in parts, and nobody can tell by the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from zoo import mlp, plain_loop, plain_objects, shown, tables
+
+import carpool
+from carpool.adapters.torch import panels
+from carpool.adapters.torch.panels import Panels
+from carpool.adapters.torch.program import Program
+from carpool.adapters.torch.train import TorchAdapter
+from carpool.events import Event, GroupFellBack, GroupResized
+from carpool.job import Job
+from carpool.result import Outcome, Result, Results
+from carpool.testing.conformance import assert_close
+
+BAD = 4  # in the second of three panels
+STEPS = 3  # of an epoch
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = tables(True)["vector"]
+    return x[: 16 * STEPS], y[: 16 * STEPS]
+
+
+def double_mlp() -> nn.Module:
+    return mlp().double()
+
+
+def jobs(count: int = 8, make: Any = double_mlp, **options: Any) -> list[Job]:
+    settings = {"loss": F.cross_entropy, "batch_size": 16, "epochs": 3, **options}
+    return [
+        Job(
+            make,
+            data(),
+            name=f"m{seed}",
+            optimizer=partial(torch.optim.Adam, lr=0.01 + 0.001 * seed),
+            seed=seed,
+            **settings,
+        )
+        for seed in range(count)
+    ]
+
+
+def train(made: list[Job], **options: Any) -> tuple[Results, list[Event]]:
+    events: list[Event] = []
+    settings = {"device": "cpu", "compile": False, "strategy": "fused", "reporters": [events.append]}
+    return carpool.train(made, **{**settings, **options}), events
+
+
+def assert_alone(job: Job, result: Result) -> None:
+    """The result is what a plain loop gives."""
+    assert (result.outcome, result.strategy) == (Outcome.COMPLETED, "fused")
+    got = shown(result.model, result.optimizer, result.history["loss"])
+    assert_close(got, plain_loop(job, *plain_objects(job)), double=True)
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, seen: Callable[[Program, int], None]) -> None:
+    """Has every step on a CPU looked at before it runs, with the number of steps that its launch has."""
+    real = Program._run_here
+
+    def run(program: Program, steps: int) -> None:
+        call: Any = program._call
+
+        def looked_at(*inputs: Any) -> None:
+            seen(program, steps)
+            call(*inputs)
+
+        monkeypatch.setattr(program, "_call", looked_at)
+        try:
+            real(program, steps)
+        finally:
+            monkeypatch.setattr(program, "_call", call)
+
+    monkeypatch.setattr(Program, "_run_here", run)
+
+
+@pytest.fixture
+def of_three(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A cache with room for three members of any kind; says which panels have run, step by step."""
+    monkeypatch.setattr(panels, "num_panels", lambda width, *_: -(-width // 3))
+    ran: list[int] = []
+    watch(monkeypatch, lambda program, steps: ran.append(program.at))
+    return ran
+
+
+def test_members_end_where_they_would_alone(of_three: list[int]):
+    made = jobs()
+    results, events = train(made)
+    assert set(of_three) == {0, 1, 2}
+    assert not any(isinstance(event, GroupFellBack) for event in events)
+    for job, result in zip(made, results, strict=True):
+        assert_alone(job, result)
+
+
+def test_a_panel_takes_all_steps_of_a_chunk_before_the_next(of_three: list[int]):
+    train(jobs(epochs=1))
+    assert of_three == [0, 1, 2] + [0] * STEPS + [1] * STEPS + [2] * STEPS  # the check first
+
+
+def test_validation_schedules_and_clipping_are_each_members_own(of_three: list[int]):
+    schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
+    made = jobs(validation_data=data(), scheduler=schedule, clip_norm=0.1)
+    results, _ = train(made)
+    alone, _ = train(made, strategy="in_turn")
+    for job, one, other in zip(made, results, alone, strict=True):
+        assert_alone(job, one)
+        assert one.history["val_loss"] == pytest.approx(other.history["val_loss"], rel=1e-9)
+
+
+def test_a_panel_whose_members_have_ended_does_not_run(of_three: list[int]):
+    """Courses of unequal length: the first panel's three members end after one epoch."""
+    made = [replace(job, epochs=1 if number < 3 else 3) for number, job in enumerate(jobs())]
+    results, _ = train(made)
+    for job, result in zip(made, results, strict=True):
+        assert_alone(job, result)
+    assert [of_three.count(panel) for panel in range(3)] == [1 + STEPS, 1 + 3 * STEPS, 1 + 3 * STEPS]
+
+
+def test_a_member_whose_batch_raises_fails_alone_and_the_others_lose_no_step(of_three: list[int]):
+    """The panel before it is through the chunk by then, the one after it has not begun."""
+    x, y = data()
+    spoiled = y.clone()
+    spoiled[int(carpool.batch_order(BAD, 0, len(y))[-1])] = 99
+    made = jobs()
+    made[BAD] = replace(made[BAD], data=(x, spoiled))
+    results, events = train(made)
+    bad = results[BAD]
+    assert (bad.outcome, bad.steps) == (Outcome.FAILED, STEPS - 1)
+    assert isinstance(bad.error, IndexError)
+    assert not any(isinstance(event, GroupFellBack) for event in events)
+    for job, result in zip(made, results, strict=True):
+        if result is not bad:
+            assert_alone(job, result)
+
+
+def test_a_device_that_is_full_in_one_panel_loses_nobodys_steps(
+    of_three: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """Members of all panels go on from where each of them stood."""
+    left = [torch.OutOfMemoryError("no room for so many")]
+
+    def fill(program: Program, steps: int) -> None:
+        if left and program.at == 1 and len(program._panels) == 3 and steps > 1:
+            raise left.pop()
+
+    watch(monkeypatch, fill)
+    made = jobs()
+    results, events = train(made, strategy="auto")
+    (fell,) = [event for event in events if isinstance(event, GroupFellBack)]
+    assert "2 groups of about 4, 8 of 8 from where they stood" in fell.reason
+    assert not left
+    for job, result in zip(made, results, strict=True):
+        assert_alone(job, result)
+
+
+def test_a_stack_that_is_repacked_has_panels_of_its_new_width(of_three: list[int], monkeypatch: Any):
+    monkeypatch.setattr("carpool.executors.driver.repacked", lambda width, active, *_: active)
+    made = [replace(job, epochs=1 if number % 2 else 3) for number, job in enumerate(jobs())]
+    results, events = train(made)
+    assert [(event.old_width, event.new_width) for event in events if isinstance(event, GroupResized)] == [
+        (9, 4)
+    ]
+    for job, result in zip(made, results, strict=True):
+        assert_alone(job, result)
+
+
+def test_members_that_read_the_same_are_one_panel(of_three: list[int]):
+    """What they have in common is computed once."""
+    made = [replace(job, seed=0) for job in jobs(4)]
+    train(made)
+    assert set(of_three) == {0}
+
+
+def test_a_gpu_has_no_panels(of_three: list[int]):
+    adapter, made = TorchAdapter(), jobs()
+    for job in made:
+        adapter.describe(job)
+    known = [adapter._stacker._known(job) for job in made]
+    recipe = adapter._stacker._recipe(known, len(known))
+    assert panels.panels_of(known[0], recipe, 8, "cuda:0") == Panels(1, 8)
+    assert panels.panels_of(known[0], recipe, 8, "cpu") == Panels(3, 3)
+
+
+def test_a_large_member_has_a_panel_to_itself_and_a_small_one_does_not(monkeypatch: pytest.MonkeyPatch):
+    """By the cache's size, whatever this machine has."""
+    monkeypatch.setattr(panels, "cache_bytes", lambda threads: 1 << 20)
+
+    def cut(width: int) -> Panels:
+        made = jobs(2, make=lambda: nn.Sequential(nn.Linear(6, width), nn.Linear(width, 3)).double())
+        adapter = TorchAdapter()
+        for job in made:
+            adapter.describe(job)
+        known = [adapter._stacker._known(job) for job in made]
+        return panels.panels_of(known[0], adapter._stacker._recipe(known, 2), 2, "cpu")
+
+    assert cut(8) == Panels(1, 2)
+    assert cut(8192) == Panels(2, 1)
