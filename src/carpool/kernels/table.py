@@ -17,7 +17,7 @@ from torch import _VF
 from torch._C import _functorch as functorch  # type: ignore[attr-defined]
 from torch.nn.modules import transformer
 
-from carpool.kernels import attention, checkpoint, convolve, foreach, linear, normalise, recurrent
+from carpool.kernels import attention, checkpoint, convolve, foreach, linear, normalise, pool, recurrent
 from carpool.kernels.open import opened
 from carpool.kernels.patch import patched
 from carpool.kernels.random import Keyed
@@ -48,6 +48,7 @@ STACKED: Operators = {
     torch.linalg.householder_product: normalise.householder_product,
     F.conv2d: convolve.laid_out(F.conv2d),
     F.conv_transpose2d: convolve.laid_out(F.conv_transpose2d),
+    **pool.MAX_POOLS,
     F.bilinear: linear.bilinear,
     F.embedding_bag: linear.embedding_bag,
     **foreach.EACH,

@@ -24,7 +24,7 @@ def jobs(model: str, scale: float = 1.0) -> list[carpool.Job]:
     return [ZOO.job(model, "adamw", "cosine_by_step", Variant(seed, scale * (1 + seed))) for seed in range(3)]
 
 
-@pytest.mark.parametrize("model", ["batch_norm", "conv_norm", "dropout"])
+@pytest.mark.parametrize("model", ["batch_norm", "conv", "conv_norm", "dropout"])
 def test_a_compiled_group_equals_the_jobs_alone(model):
     together = ZOO.run(jobs(model), compile=True, strategy="fused")
     alone = ZOO.run(jobs(model), strategy="in_turn")

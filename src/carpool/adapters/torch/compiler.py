@@ -27,10 +27,11 @@ from carpool import recall
 from carpool.adapters.torch import precision, products
 from carpool.adapters.torch.numbers import inline_numbers
 from carpool.environment import cores
+from carpool.kernels.pool import compiled_forms
 from carpool.process.child import Child
 
 _VERSION = (
-    3  # of what is done to a trace before it is compiled: what was marked by another one is compiled anew
+    4  # of what is done to a trace before it is compiled: what was marked by another one is compiled anew
 )
 
 
@@ -78,6 +79,7 @@ def compiled(asked: Request) -> Callable[..., None]:
     import torch._dynamo  # a trace is read with parts of it, which torch loads late
     from torch._inductor import compile as inductor
     from torch._inductor import config
+    from torch._inductor.decomposition import decompositions
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -90,6 +92,8 @@ def compiled(asked: Request) -> Callable[..., None]:
             for one in asked.shapes
         ]
     inline_numbers(own, inputs)
+    for operator, form in compiled_forms().items():
+        decompositions.setdefault(operator, form)
     with torch.no_grad(), products.by_template(), config.patch(_OPTIONS):
         return inductor(own, inputs)  # type: ignore[return-value]
 
