@@ -13,6 +13,7 @@ from torch import nn
 import carpool
 from carpool.adapters.torch.footprint import Live
 from carpool.adapters.torch.fuse import TorchFuser
+from carpool.adapters.torch.orders import Orders
 from carpool.adapters.torch.program import Program
 from carpool.errors import OutOfRoomError
 from carpool.events import GroupFellBack
@@ -172,6 +173,24 @@ def test_a_group_goes_on_in_halves(full_at, half, kept):
             assert one.history[metric] == pytest.approx(other.history[metric], rel=1e-4)
         for key, value in other.model.state_dict().items():
             torch.testing.assert_close(one.model.state_dict()[key], value, rtol=1e-3, atol=1e-4)
+
+
+def test_a_group_that_is_full_before_a_chunk_begins_has_lost_no_step_and_gained_none(monkeypatch):
+    """While it is told what to run, say: what the chunk before counted is still there."""
+    real, ahead = Orders.lay, [None, None, None, torch.OutOfMemoryError("no room for an order")]
+
+    def lay(self, rows, epochs):
+        if ahead and (error := ahead.pop(0)) is not None:
+            raise error
+        real(self, rows, epochs)
+
+    expected, _ = train([job(seed) for seed in range(4)])
+    monkeypatch.setattr(Orders, "lay", lay)
+    results, events = train([job(seed) for seed in range(4)])
+    assert "2 groups of about 2, 4 of 4 from where they stood" in events[0].reason
+    for one, other in zip(results, expected, strict=True):
+        assert (one.outcome, one.steps) == (Outcome.COMPLETED, 20)
+        assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-4)
 
 
 def test_a_group_full_in_validation_starts_again_in_halves(full_at):

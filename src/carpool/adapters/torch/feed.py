@@ -85,6 +85,12 @@ class Feed:
     def tell(self, chunk: Chunk, steps: int) -> None:
         """Which rows run from where, with nothing counted yet."""
         rows, where, feed = self.rows(chunk), standing(chunk.cursors), self._tensors
+        for name in (
+            "k",
+            "sums",
+            "taken",
+        ):  # first: whatever raises from here on, this chunk has counted nothing
+            feed[name].zero_()
         self.orders.lay(rows, where.epochs)
         if self._window is not None:
             arrays = [tensor for name, tensor in feed.items() if name.startswith("data:")]
@@ -98,8 +104,6 @@ class Feed:
         )
         if self._recipe.clips:
             feed["clip"].copy_(sent(self._hypers.clip(), self._device))
-        for name in ("k", "sums", "taken"):
-            feed[name].zero_()
 
     def ahead(self, chunk: Chunk) -> Ahead:
         """The scalars of a chunk's steps, and which rows update at which of them."""
