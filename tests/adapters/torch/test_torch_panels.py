@@ -20,6 +20,7 @@ from carpool.adapters.torch.program import Program
 from carpool.adapters.torch.train import TorchAdapter
 from carpool.events import Event, GroupFellBack, GroupResized
 from carpool.job import Job
+from carpool.planning.cursor import Cursor, cut
 from carpool.result import Outcome, Result, Results
 from carpool.testing.conformance import assert_close
 
@@ -205,3 +206,19 @@ def test_a_large_member_has_a_panel_to_itself_and_a_small_one_does_not(monkeypat
 
     assert cut(8) == Panels(1, 2)
     assert cut(8192) == Panels(2, 1)
+
+
+def test_a_launch_is_timed_without_a_trace_where_an_epoch_is_one_batch(of_three: list[int]):
+    """Each panel twice, from the beginning of its orders: there is no second batch to read."""
+    adapter, made = TorchAdapter(compile=False), jobs(9, batch_size=16 * STEPS)
+    courses = {row: adapter.describe(job).course for row, job in enumerate(made)}
+    session = adapter._stacker.open(made, len(made), "cpu")
+    supplied = {row: course.supply(0) for row, course in courses.items()}
+    chunk = cut(supplied, dict.fromkeys(supplied, Cursor()), max_steps=1)
+    assert chunk is not None
+    session._feed.tell(chunk, 1)
+    before = {name: tensor.clone() for name, tensor in session._tensors.items()}
+    assert session._train_program(16 * STEPS).launch_s() > 0
+    for name, tensor in session._tensors.items():
+        assert torch.equal(tensor, before[name]), name
+    session.close()
