@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad, hessian, jvp, vmap
 
 from carpool.kernels import pool
 from carpool.kernels.table import stacked
@@ -105,6 +105,23 @@ def test_a_gradient_of_a_gradient_goes_back_to_where_it_came_from():
         return grad(lambda inner: (F.max_pool2d(inner, 2) ** 3).sum())(one).square().sum()
 
     assert torch.equal(vmap(grad(in_stack(penalty)))(x), torch.stack([grad(penalty)(one) for one in x]))
+
+
+@pytest.mark.usefixtures("form")
+def test_derivatives_can_be_taken_forward_too():
+    x, along = members(2), torch.randn(MEMBERS, *SHAPES[2], dtype=torch.float64)
+
+    def value(one: Tensor) -> Tensor:
+        return (F.max_pool2d(one, 2) ** 3).sum()
+
+    def changes(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+        return lambda one, tangent: jvp(function, (one,), (tangent,))[1]
+
+    torch.testing.assert_close(
+        vmap(changes(in_stack(value)))(x, along), vmap(changes(value))(x, along), rtol=0, atol=0
+    )
+    small = x[:, :1, :1, :4, :4]
+    torch.testing.assert_close(vmap(hessian(in_stack(value)))(small), vmap(hessian(value))(small))
 
 
 def test_the_first_of_several_places_of_nan_is_as_far_as_results_go():

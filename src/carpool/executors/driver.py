@@ -97,6 +97,8 @@ class Driver:
         self._emit = emit
         self._group = group
         self._pending: list[_Enqueued] = []
+        self._is_thinned = False
+        """Whether members have ended since the stack was last packed."""
         self.slice_s: float | None = None
         """The seconds a chunk should take at most, while others wait for the device."""
 
@@ -114,6 +116,7 @@ class Driver:
             self._try()  # before the check, which costs more
         yield from self._check_first_steps()
         while any(not cohort.through for cohort in self._cohorts):
+            self._repack()
             chunk = self._cut(self._most_steps())
             if chunk is None:
                 yield self._has_supply
@@ -402,8 +405,7 @@ class Driver:
         self._session.revert(restored)
         self._end(complete, Outcome.COMPLETED)
         self._end(stopped, Outcome.STOPPED)
-        if complete or stopped:
-            self._repack()
+        self._is_thinned |= bool(complete or stopped)
 
     # Ends
 
@@ -473,8 +475,10 @@ class Driver:
         return True
 
     def _repack(self) -> None:
-        if not isinstance(self._session, FusedSession) or not self._members:
+        """Where members have ended. Not while a chunk is enqueued: it tells of rows where they are now."""
+        if not self._is_thinned or self._pending or not isinstance(self._session, FusedSession):
             return
+        self._is_thinned = False
         launch_s, prepare_s = self._session.timing()
         left = max(cohort.course.steps - cohort.cursor.step for cohort in self._cohorts)
         width = self._session.width
@@ -484,7 +488,7 @@ class Driver:
         placed = self._session.resize(target)
         self._members = {placed[row]: member for row, member in self._members.items()}
         self._regroup()
-        self._emit(GroupResized(self._group, width, target))
+        self._emit(GroupResized(self._group, width, self._session.width))
 
 
 def _sample(chunk: Chunk) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ def beside(dims: int) -> Callable[..., Any]:
         ceil_mode: bool = False,
         return_indices: bool = False,
     ) -> Any:
-        window, step = _sizes(kernel_size, dims), _sizes(stride or kernel_size, dims)
+        window, step = _sizes(kernel_size, dims), _sizes(kernel_size if stride is None else stride, dims)
         is_beside = (
             step == window
             and len(window) == dims
@@ -85,12 +85,17 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.save_for_backward(inputs[0], output[1])
+        ctx.save_for_forward(inputs[0], output[1])
         ctx.window = inputs[1]
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return _Gradient.apply(grads[0], *ctx.saved_tensors, ctx.window), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _reached(tangents[0], ctx.saved_tensors[0], ctx.window), None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
@@ -107,19 +112,30 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(*inputs[1:3])
         ctx.window = inputs[3]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (input,) = ctx.saved_tensors
-        numbers = _numbers(input, ctx.window)
-        parts = enumerate(_parts(grads[0], ctx.window))
-        reached = sum(torch.where(numbers == number, part, torch.zeros_like(part)) for number, part in parts)
-        return reached, None, None, None
+        return _reached(grads[0], ctx.saved_tensors[0], ctx.window), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _Gradient.apply(tangents[0], *ctx.saved_tensors, ctx.window)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
         return _Gradient.apply(*_leading(info.batch_size, in_dims, args)), 0
+
+
+def _reached(values: Tensor, input: Tensor, window: Sequence[int]) -> Tensor:
+    """Of other values, those at the place of each window's largest."""
+    numbers = _numbers(input, window)
+    chosen = (
+        torch.where(numbers == number, part, torch.zeros_like(part))
+        for number, part in enumerate(_parts(values, window))
+    )
+    return functools.reduce(torch.add, chosen)
 
 
 def _leading(members: int, dims: Any, args: Any) -> list[Any]:
@@ -203,7 +219,7 @@ def compiled_forms() -> dict[Any, Callable[..., Any]]:
 
 def _largest(input: Tensor, window: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The places are read by nobody here, and so never made."""
-    largest = _maximum(list(_parts(input, window)))
+    largest = _in_order_of(input, _maximum(list(_parts(input, window))))
     return largest, largest.new_zeros(largest.shape, dtype=torch.int64)
 
 
@@ -222,7 +238,15 @@ def _gradient(grad: Tensor, input: Tensor, places: Tensor, window: Sequence[int]
     made = torch.where(_numbers(input, window).reshape(apart) == numbers, wide, torch.zeros_like(wide))
     made = made.reshape(*lead, *(count * side for count, side in zip(counts, window, strict=True)))
     missing = [size - side for size, side in zip(input.shape, made.shape, strict=True)][-dims:]
-    return F.pad(made, [side for size in reversed(missing) for side in (0, size)]) if any(missing) else made
+    if any(missing):
+        made = F.pad(made, [side for size in reversed(missing) for side in (0, size)])
+    return _in_order_of(input, made)
+
+
+def _in_order_of(like: Tensor, made: Tensor) -> Tensor:
+    """As the trace promised it: with its dimensions in memory in the order of another's."""
+    order = sorted(range(like.dim()), key=lambda dim: -like.stride(dim))
+    return made.permute(order).contiguous().permute([order.index(dim) for dim in range(like.dim())])
 
 
 def _numbers(input: Tensor, window: Sequence[int]) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch._inductor.utils import fresh_cache
 from zoo import TorchZoo
 
 import carpool
@@ -14,6 +15,7 @@ from carpool.adapters.torch.fused import StackedSession
 from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.train import TorchAdapter
 from carpool.events import GroupCompiled, GroupVerified
+from carpool.kernels import pool
 from carpool.testing import AdapterConformance, Variant
 from carpool.testing.conformance import assert_close, assert_identical
 
@@ -28,6 +30,40 @@ def jobs(model: str, scale: float = 1.0) -> list[carpool.Job]:
 def test_a_compiled_group_equals_the_jobs_alone(model):
     together = ZOO.run(jobs(model), compile=True, strategy="fused")
     alone = ZOO.run(jobs(model), strategy="in_turn")
+    for one, other in zip(together, alone, strict=True):
+        assert_close(ZOO.left(one), ZOO.left(other), double=True)
+
+
+class Ragged(nn.Module):
+    """Pools what a convolution leaves, with a row and a column too many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolve, self.head = nn.Conv2d(1, 3, 3).double(), nn.Linear(27, 3).double()
+
+    def forward(self, x):
+        return self.head(nn.functional.max_pool2d(self.convolve(x), 2).relu().flatten(1))
+
+
+def test_ragged_pooling_is_compiled_though_the_program_compiled_before(monkeypatch):
+    torch.compile(lambda x: x + 1)(torch.ones(2))  # Inductor has read its tables
+    x, y = torch.randn(32, 1, 9, 9, dtype=torch.float64), torch.arange(32) % 3
+    made = [
+        carpool.Job(
+            Ragged,
+            (x, y),
+            loss=nn.functional.cross_entropy,
+            optimizer=torch.optim.Adam,
+            batch_size=16,
+            epochs=2,
+            seed=seed,
+        )
+        for seed in range(3)
+    ]
+    alone = ZOO.run(made, strategy="in_turn")
+    monkeypatch.setattr(pool, "_kernels", lambda sides: pytest.fail("runs uncompiled"))
+    with fresh_cache():
+        together = ZOO.run(made, compile=True, strategy="fused")
     for one, other in zip(together, alone, strict=True):
         assert_close(ZOO.left(one), ZOO.left(other), double=True)
 

@@ -14,13 +14,14 @@ from torch.nn import functional as F
 from zoo import mlp, plain_loop, plain_objects, shown, tables
 
 import carpool
-from carpool.adapters.torch import panels
+from carpool.adapters.torch import panels, stack
+from carpool.adapters.torch.fused import StackedSession
 from carpool.adapters.torch.panels import Panels
 from carpool.adapters.torch.program import Program
 from carpool.adapters.torch.train import TorchAdapter
 from carpool.events import Event, GroupFellBack, GroupResized
 from carpool.job import Job
-from carpool.planning.cursor import Cursor, cut
+from carpool.planning.cursor import Chunk, Cursor, cut
 from carpool.result import Outcome, Result, Results
 from carpool.testing.conformance import assert_close
 
@@ -56,6 +57,15 @@ def train(made: list[Job], **options: Any) -> tuple[Results, list[Event]]:
     events: list[Event] = []
     settings = {"device": "cpu", "compile": False, "strategy": "fused", "reporters": [events.append]}
     return carpool.train(made, **{**settings, **options}), events
+
+
+def opened(made: list[Job]) -> tuple[StackedSession, Chunk]:
+    """A stack of these jobs, and the first step of its first chunk."""
+    adapter = TorchAdapter(compile=False)
+    supplied = {row: adapter.describe(job).course.supply(0) for row, job in enumerate(made)}
+    chunk = cut(supplied, dict.fromkeys(supplied, Cursor()), max_steps=1)
+    assert chunk is not None
+    return adapter._stacker.open(made, len(made), "cpu"), chunk
 
 
 def assert_alone(job: Job, result: Result) -> None:
@@ -164,15 +174,86 @@ def test_a_device_that_is_full_in_one_panel_loses_nobodys_steps(
         assert_alone(job, result)
 
 
-def test_a_stack_that_is_repacked_has_panels_of_its_new_width(of_three: list[int], monkeypatch: Any):
+@pytest.fixture
+def repacked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever members have ended, whether or not it pays."""
     monkeypatch.setattr("carpool.executors.driver.repacked", lambda width, active, *_: active)
-    made = [replace(job, epochs=1 if number % 2 else 3) for number, job in enumerate(jobs())]
+
+
+@pytest.mark.usefixtures("repacked_at_once")
+def test_a_stack_that_is_repacked_has_panels_of_its_new_width(of_three: list[int]):
+    made = [replace(job, epochs=1 if number % 2 else 3) for number, job in enumerate(jobs(10))]
     results, events = train(made)
-    assert [(event.old_width, event.new_width) for event in events if isinstance(event, GroupResized)] == [
-        (9, 4)
-    ]
+    (resized,) = [event for event in events if isinstance(event, GroupResized)]
+    assert (resized.old_width, resized.new_width) == (12, 6), "panels are alike, so there are rows to spare"
     for job, result in zip(made, results, strict=True):
         assert_alone(job, result)
+
+
+@pytest.mark.usefixtures("repacked_at_once")
+def test_a_stack_is_not_repacked_while_panels_behind_the_one_that_ended_are_still_to_be_told_of(
+    of_three: list[int],
+):
+    """The first panel's members end in the chunk in which one of the second panel's raises."""
+    x, y = data()
+    spoiled = y.clone()
+    spoiled[int(carpool.batch_order(BAD, 0, len(y))[-1])] = 99
+    made = [replace(job, epochs=1 if number < 3 else 3) for number, job in enumerate(jobs())]
+    made[BAD] = replace(made[BAD], data=(x, spoiled))
+    results, events = train(made)
+    assert [result.name for result in results.failed] == [f"m{BAD}"]
+    assert results[BAD].steps == STEPS - 1
+    assert any(isinstance(event, GroupResized) for event in events)
+    for job, result in zip(made, results, strict=True):
+        if result is not results[BAD]:
+            assert_alone(job, result)
+
+
+class Inverted(nn.Module):
+    """Cannot compute anything with weights of zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed = nn.Parameter(torch.eye(6, dtype=torch.float64))
+        self.head = nn.Linear(6, 3, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x @ torch.linalg.inv(self.mixed))
+
+
+def test_rows_to_spare_hold_what_can_be_computed_with(of_three: list[int]):
+    made = jobs(5, make=Inverted)
+    results, events = train(made)
+    assert not any(isinstance(event, GroupFellBack) for event in events)
+    for job, result in zip(made, results, strict=True):
+        assert_alone(job, result)
+
+
+def test_a_check_that_raises_leaves_every_panel_as_it_was(
+    of_three: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    session, chunk = opened(jobs(9))
+    session.check(chunk, chunk.rows)
+    before = {name: session._tensors[name].clone() for name in session._tensors if stack.is_state(name)}
+
+    def fail(program: Program, steps: int) -> None:
+        if program.at == 2:
+            raise RuntimeError("no")
+
+    watch(monkeypatch, fail)
+    with pytest.raises(RuntimeError, match="no"):
+        session.check(chunk, chunk.rows)
+    for name, tensor in before.items():
+        assert torch.equal(session._tensors[name], tensor), name
+    session.close()
+
+
+def test_predictions_are_of_members_and_not_of_rows_to_spare(of_three: list[int]):
+    session, _ = opened(jobs(5))
+    assert session.width == 6
+    x, _ = data()
+    assert session.predict(x).shape == (5, len(x), 3)
+    session.close()
 
 
 def test_members_that_read_the_same_are_one_panel(of_three: list[int]):
@@ -210,12 +291,7 @@ def test_a_large_member_has_a_panel_to_itself_and_a_small_one_does_not(monkeypat
 
 def test_a_launch_is_timed_without_a_trace_where_an_epoch_is_one_batch(of_three: list[int]):
     """Each panel twice, from the beginning of its orders: there is no second batch to read."""
-    adapter, made = TorchAdapter(compile=False), jobs(9, batch_size=16 * STEPS)
-    courses = {row: adapter.describe(job).course for row, job in enumerate(made)}
-    session = adapter._stacker.open(made, len(made), "cpu")
-    supplied = {row: course.supply(0) for row, course in courses.items()}
-    chunk = cut(supplied, dict.fromkeys(supplied, Cursor()), max_steps=1)
-    assert chunk is not None
+    session, chunk = opened(jobs(9, batch_size=16 * STEPS))
     session._feed.tell(chunk, 1)
     before = {name: tensor.clone() for name, tensor in session._tensors.items()}
     assert session._train_program(16 * STEPS).launch_s() > 0

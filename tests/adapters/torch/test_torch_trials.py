@@ -127,7 +127,7 @@ def test_the_first_chunk_is_as_long_as_a_turn_by_what_the_trial_showed(
 ):
     """While others wait: three batches an epoch, but a launch that seems to take longer than a turn goes alone."""
     alone_takes(1e3)
-    monkeypatch.setattr(fused.StackedSession, "launch", lambda session, chunk: (10.0, False))
+    monkeypatch.setattr(fused.StackedSession, "_launch", lambda session, chunk: (10.0, False))
     other = carpool.Job(
         lambda: nn.Linear(3, 1), (X, Y), loss=F.mse_loss, optimizer=torch.optim.SGD, name="other"
     )

@@ -79,7 +79,7 @@ def compiled(asked: Request) -> Callable[..., None]:
     import torch._dynamo  # a trace is read with parts of it, which torch loads late
     from torch._inductor import compile as inductor
     from torch._inductor import config
-    from torch._inductor.decomposition import decompositions
+    from torch._inductor.decomposition import decompositions, select_decomp_table
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -92,8 +92,9 @@ def compiled(asked: Request) -> Callable[..., None]:
             for one in asked.shapes
         ]
     inline_numbers(own, inputs)
-    for operator, form in compiled_forms().items():
-        decompositions.setdefault(operator, form)
+    # The second is a copy of the first, as that was when somebody first asked for it.
+    for table in (decompositions, select_decomp_table()):
+        table.update(compiled_forms())
     with torch.no_grad(), products.by_template(), config.patch(_OPTIONS):
         return inductor(own, inputs)  # type: ignore[return-value]
 

@@ -99,6 +99,7 @@ class StackedSession(FusedSession):
         )
         self._validation = self._validated()
         self._fill(range(len(known)), [stack.initial_states(member.built) for member in known])
+        stack.fill_up(self._tensors, len(known))
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats(device)
         else:
@@ -355,18 +356,18 @@ class StackedSession(FusedSession):
 
     def _tried(self, chunk: Chunk) -> Trial:
         case = self._feed.case(chunk.rows[0], chunk.cursors[0], 0, chunk.size)
-        together_s, compiled = self.launch(chunk)
+        together_s, compiled = self._launch(chunk)
         own_s = alone_s(self._recipe, case, self._first.probe.random)
         found = Trial(self._members(), together_s, own_s, compiled)
         if found.pays or self._programs.take_compiled("train", chunk.size, wait=True) is None:
             return found
-        together_s, compiled = self.launch(chunk)  # it may be worth it compiled
+        together_s, compiled = self._launch(chunk)  # it may be worth it compiled
         return Trial(self._members(), together_s, own_s, compiled)
 
     def _members(self) -> int:
         return sum(member is not None for member in self._known)
 
-    def launch(self, chunk: Chunk) -> tuple[float, bool]:
+    def _launch(self, chunk: Chunk) -> tuple[float, bool]:
         """Seconds of one launch of the chunk, measured on idle rows, and whether it was compiled."""
         self._feed.tell(chunk, 1)
         program = self._train_program(chunk.size)
@@ -424,8 +425,8 @@ class StackedSession(FusedSession):
         occupied = [row for row, member in enumerate(self._known) if member is not None]
         if not 0 < len(occupied) <= width:
             raise ValueError(f"expected room for {len(occupied)} members, received width {width}")
-        self._panels = panels_of(self._first, self._recipe, width, self._device)
-        width = self._panels.width
+        panels = panels_of(self._first, self._recipe, width, self._device)
+        width = panels.width
         moved = {row: place for place, row in enumerate(occupied)}
         index = torch.tensor((occupied * width)[:width], device=self._device)
         rows = [name for name in self._tensors if not name.startswith(("data:", "shared:")) and name != "k"]
@@ -435,8 +436,8 @@ class StackedSession(FusedSession):
         self._hypers = self._hypers.moved(occupied, width)
         self._feed = self._feed.moved(index.tolist(), self._known, self._hypers)
         self._tensors["first"].zero_()  # of a wider order
-        self._tensors["k"] = self._tensors["k"].new_zeros(self._panels.count)
-        self.width = width
+        self._tensors["k"] = self._tensors["k"].new_zeros(panels.count)
+        self._panels, self.width = panels, width
         self._versions = {moved[row]: seen for row, seen in self._versions.items() if row in moved}
         self._dead = {moved[row] for row in self._dead if row in moved}
         self._programs = self._programs.anew(self._panels)
@@ -461,8 +462,10 @@ class StackedSession(FusedSession):
     # The rest
 
     def predict(self, inputs: Any, rows: Sequence[int] | None = None) -> Tensor:
-        """The members' predictions for the same inputs: [rows, batch, ...]."""
-        chosen = torch.tensor(list(range(self.width) if rows is None else rows), device=self._device)
+        """The members' predictions for the same inputs: [rows, batch, ...]; of all that are there, or of these rows."""
+        if rows is None:
+            rows = [row for row, member in enumerate(self._known) if member is not None]
+        chosen = torch.tensor(list(rows), device=self._device)
         leaves = self._layout.views(self._tensors["weights"].index_select(0, chosen))
         for name, tensor in self._tensors.items():
             kind, _, leaf = name.partition(":")

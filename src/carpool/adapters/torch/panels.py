@@ -69,7 +69,7 @@ def panels_of(known: Known, recipe: Recipe, width: int, device: str) -> Panels:
 
 
 def _step_bytes(known: Known, layout: Layout) -> int:
-    """About what one member's step passes over: its weights, slots and gradients, the rest of its model, and what is saved for the backward pass."""
+    """About what one member's step passes over: its model, slots, gradients as they are computed and end to end, and what is saved for the backward pass."""
     row = layout.width * layout.dtype.itemsize
     model = known.built.model
     held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

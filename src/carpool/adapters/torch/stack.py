@@ -168,6 +168,13 @@ def write_rows(layout: Layout, tensors: Tensors, rows: Sequence[int], states: Se
     tensors["alive"][index] = True
 
 
+def fill_up(tensors: Tensors, members: int) -> None:
+    """Rows after the members' are the first member's again: with zeros a model may not be able to compute anything."""
+    for name, tensor in tensors.items():
+        if is_state(name) or name == "seeds":
+            tensor[members:] = tensor[:1]
+
+
 def _put(tensor: Tensor, index: Tensor, rows: Tensor) -> None:
     tensor.index_copy_(0, index, rows.to(tensor.device, tensor.dtype))
 

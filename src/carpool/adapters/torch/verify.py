@@ -82,10 +82,12 @@ class Verifier:
         index = sent(list(rows), self._tensors["weights"].device)
         names = [name for name in self._tensors if stack.is_state(name) or name == "alive"]
         before = {name: self._tensors[name][index] for name in names}
-        self._launch(size)
-        found = {name: self._tensors[name][index] for name in (*names, "sums")}
-        for name, tensor in before.items():
-            self._tensors[name][index] = tensor
+        try:
+            self._launch(size)
+            found = {name: self._tensors[name][index] for name in (*names, "sums")}
+        finally:  # of several panels one may have taken its step when another raises
+            for name, tensor in before.items():
+                self._tensors[name][index] = tensor
         for name in self._recipe.shared:  # a step alone that changed one of these would differ here
             once = self._tensors[f"shared:{name}"]
             found[f"buffer:{name}"] = once.expand(len(rows), *once.shape)
