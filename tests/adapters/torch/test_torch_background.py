@@ -234,7 +234,7 @@ def test_a_trial_waits_for_the_compiler_only_where_it_matters(
         return (1e-6 if made or uncompiled_pays else 1e3), made
 
     staged(None, step=lambda traced: lambda *inputs: traced(*inputs))
-    monkeypatch.setattr(fused.StackedSession, "launch", launch)
+    monkeypatch.setattr(fused.StackedSession, "_launch", launch)
     monkeypatch.setattr(fused, "alone_s", lambda *_: 1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
