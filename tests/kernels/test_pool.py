@@ -124,7 +124,7 @@ def test_derivatives_can_be_taken_forward_too():
     torch.testing.assert_close(vmap(hessian(in_stack(value)))(small), vmap(hessian(value))(small))
 
 
-def test_the_first_of_several_places_of_nan_is_as_far_as_results_go():
+def test_a_window_that_holds_nan_gives_nan_and_the_others_do_not():
     """Its value is NaN, as torch's is: the member's loss is not finite, and its row keeps what it had."""
     x = members(2)
     x[1, 0, 0, 0, 0] = torch.nan

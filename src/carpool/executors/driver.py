@@ -210,7 +210,7 @@ class Driver:
             if not raised.tickets:
                 raise
             tickets, full = raised.tickets, raised
-        waits = [self._enqueued(ticket) for ticket in tickets]
+        waits = [self._note(ticket) for ticket in tickets]
         if full is not None:
             raise full
         if errors:
@@ -219,7 +219,7 @@ class Driver:
         yield from self._settle(leave=0 if any(waits) else self._session.in_flight)
         yield at_once
 
-    def _enqueued(self, ticket: Ticket) -> bool:
+    def _note(self, ticket: Ticket) -> bool:
         """Moves the rows of a chunk that was enqueued, and their validation after it; whether something hangs on what it shows."""
         done = ticket.chunk
         self._move(ticket)
