@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from carpool import recall
 from carpool.cli import app
+from carpool.planning.trials import Trial
 
 SWEEP = """
 import torch
@@ -157,6 +159,12 @@ def test_doctor_prints_a_table_or_one_object() -> None:
     assert "Python" in carpool("doctor").stdout
     findings = json.loads(carpool("doctor", "--json").stdout)["findings"]
     assert {"subject", "state", "text"} == set(findings[0])
+
+
+def test_doctor_forgets_what_was_measured() -> None:
+    recall.remember("a", Trial(8, 0.25, 0.125))
+    assert "1 measurement(s) dropped from" in carpool("doctor", "--forget").stderr
+    assert recall.remembered("a") is None
 
 
 def test_demo_prints_exactly_one_object() -> None:

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 import carpool
-from carpool import environment, reporters, scripts
+from carpool import environment, recall, reporters, scripts
 from carpool.bench import run as run_bench
 from carpool.demo import EPOCHS
 from carpool.demo import run as run_demo
@@ -125,8 +125,15 @@ def plan(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    as_json: Json = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Drop what was measured on this machine; it is measured anew.")
+    ] = False,
+) -> None:
     """Show what this machine has for carpool and what stands in the way; the exit code is 1 when something does."""
+    if forget:
+        typer.echo(f"carpool: {recall.forget()} measurement(s) dropped from {recall.folder()}", err=True)
     findings = examine(environment.read())
     if as_json:
         typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}))

@@ -13,6 +13,13 @@ from carpool.result import Outcome
 
 
 @dataclass(frozen=True)
+class PreparationBegan:
+    """Something before the first step began that may take a while: `what` says what is being waited for."""
+
+    what: str
+
+
+@dataclass(frozen=True)
 class RunStarted:
     """Planning is over; `steps` are the training steps of all jobs together."""
 
@@ -162,7 +169,8 @@ class RunEnded:
 
 
 Event = (
-    RunStarted
+    PreparationBegan
+    | RunStarted
     | GroupStarted
     | GroupCompiled
     | GroupVerified

@@ -13,7 +13,16 @@ from carpool import reporters as reporting
 from carpool.adapters.base import Adapter
 from carpool.environment import cores
 from carpool.errors import CarpoolError, Interrupted, JobError, OptionError, described, sentence
-from carpool.events import Emit, EpochEnded, EpochsEnded, Event, RunEnded, RunStarted, hears
+from carpool.events import (
+    Emit,
+    EpochEnded,
+    EpochsEnded,
+    Event,
+    PreparationBegan,
+    RunEnded,
+    RunStarted,
+    hears,
+)
 from carpool.executors import isolated
 from carpool.executors.interleaved import Orders, Run
 from carpool.executors.interrupt import Pause
@@ -61,9 +70,9 @@ def train(
     _check_options(on_error, compile)
     started = time.perf_counter()
     jobs = list(jobs)
-    with collector.set_aside(len(jobs)):
-        prepared = _prepare(jobs, device, strategy, compile, limit(memory), ("holds",))
-        with prepared, _Reporting(reporters) as emit, Pause() as pause:
+    with collector.set_aside(len(jobs)), _Reporting(reporters) as emit:
+        prepared = _prepare(jobs, device, strategy, compile, limit(memory), ("holds",), emit)
+        with prepared, Pause() as pause:
             orders = Orders(prepared.plan.device, strategy, verify, on_error)
             run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit)
             emit(RunStarted(prepared.plan, prepared.plan.device, sum(s.course.steps for s in prepared.specs)))
@@ -134,6 +143,7 @@ def _prepare(
     compile: str | bool,
     most: Limit,
     measure: Collection[str] = (),
+    emit: Emit = lambda event: None,
 ) -> _Prepared:
     """`measure` names what is measured now where it is not remembered: "holds", "trials"."""
     check_strategy(strategy)
@@ -141,7 +151,7 @@ def _prepare(
     loaded: dict[str, Adapter] = {}
     try:
         with collector.put_off():
-            return _planned(by_name, loaded, device, strategy, compile, most, measure)
+            return _planned(by_name, loaded, device, strategy, compile, most, measure, emit)
     except BaseException:
         _close(loaded)
         raise
@@ -155,7 +165,9 @@ def _planned(
     compile: str | bool,
     most: Limit,
     measure: Collection[str],
+    emit: Emit,
 ) -> _Prepared:
+    emit(PreparationBegan(f"building {len(by_name)} job(s)"))
     specs: list[ModelSpec] = []
     rejected: dict[str, BaseException] = {}
     owners = {name: _adapter(job, loaded, compile) for name, job in by_name.items()}
@@ -199,6 +211,7 @@ def _planned(
         found = loaded[members[0].adapter].hold(held[0], "holds" in measure)
         return found if found is not None and all(isolated.is_picklable(job) for job in held) else None
 
+    emit(PreparationBegan(f"planning {len(by_name)} job(s)"))
     where = next(iter(loaded.values())).device(device)
     seen = devices.read(where)
     made = make_plan(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.memory.estimate import Estimate
-from carpool.planning.widths import bucket, repacked, slices, width_limit, worth_compiling
+from carpool.planning.widths import bucket, compiling_budget_s, repacked, slices, width_limit
 
 properties = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 
@@ -87,6 +87,6 @@ def test_repacking_weighs_the_saving_against_preparing(active: int, left: int, e
     assert repacked(width=64, active=active, launches_left=left, launch_s=0.01, prepare_s=2.0) == expected
 
 
-def test_compiling_must_pay_twice_over():
-    assert worth_compiling(launches_left=1001, launch_s=0.01, compile_s=5.0)
-    assert not worth_compiling(launches_left=1000, launch_s=0.01, compile_s=5.0)
+def test_compiling_may_take_half_of_what_it_would_save_and_never_more_than_minutes():
+    assert compiling_budget_s(12.0) == 6.0
+    assert compiling_budget_s(1e6) == 300.0

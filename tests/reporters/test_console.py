@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from carpool.events import (
     JobAdmitted,
     JobEnded,
     JobFailed,
+    PreparationBegan,
     RunEnded,
     RunStarted,
 )
@@ -237,3 +239,28 @@ def test_taking_an_epoch_is_cheap(plan_of: MakePlan, terminal: rich.console.Cons
 
 def test_the_default_is_the_console() -> None:
     assert [type(reporter) for reporter in default()] == [Console]
+
+
+def test_a_long_preparation_says_what_is_waited_for(log: rich.console.Console) -> None:
+    show = Console(console=log)
+    show(PreparationBegan("planning 3 jobs"))
+    watch = show._watch
+    assert watch is not None
+    watch.wait_for("planning 3 jobs")
+    watch._next_s = 0.0  # as after a while
+    watch.look()
+    show.close()
+    assert "carpool: planning 3 jobs ..." in text(log)
+
+
+def test_a_short_preparation_says_nothing(log: rich.console.Console, plan_of: MakePlan) -> None:
+    show = Console(console=log)
+    show(PreparationBegan("planning 3 jobs"))
+    show(RunStarted(plan_of(1, 2), "cpu", 10))
+    watch = show._watch
+    assert watch is not None
+    watch._next_s = 0.0
+    watch.look()
+    show.close()
+    assert "planning" not in text(log)
+    assert not [thread for thread in threading.enumerate() if thread.name == "carpool-watch"]

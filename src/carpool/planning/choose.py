@@ -49,7 +49,7 @@ def _holds_the_lock(candidate: Candidate, strategy: str) -> Choice | None:
         return None
     if not all(candidate.hold.isolates(spec.course.steps) for spec in candidate.specs):
         return None
-    return Choice("isolated", f"measured on this device: {candidate.hold}, and other jobs wait for it")
+    return Choice("isolated", f"{candidate.hold.origin}: {candidate.hold}, and other jobs wait for it")
 
 
 def _cannot_stack(candidate: Candidate, strategy: str) -> Choice | None:
@@ -87,16 +87,16 @@ def _slower_together(candidate: Candidate, strategy: str) -> Choice | None:
     trial = candidate.trial
     if trial is None or trial.pays or strategy == "fused":
         return None
-    return Choice("interleaved", f"measured on this device: {trial}")
+    return Choice("interleaved", f"{trial.origin}: {trial}")
 
 
 def _and_hold(candidate: Candidate) -> str:
     """Of jobs that were measured and stay: how much of a step holds Python's lock."""
-    return f"; measured on this device: {candidate.hold}" if candidate.hold is not None else ""
+    return f"; {candidate.hold.origin}: {candidate.hold}" if candidate.hold is not None else ""
 
 
 def _stack(candidate: Candidate, strategy: str) -> Choice | None:
-    known = f" (measured on this device: {candidate.trial})" if candidate.trial is not None else ""
+    known = f" ({candidate.trial.origin}: {candidate.trial})" if candidate.trial is not None else ""
     count = len(candidate.specs)
     return Choice("fused", f"{count} jobs of one structure: one launch advances all of them{known}", True)
 

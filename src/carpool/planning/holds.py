@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+
+from carpool.planning.trials import origin
 
 HELD = 0.4  # the share of a step from which jobs side by side in one process only wait for each other
 LEAST_S = 10.0  # work of a job that pays for a process: starting one and importing a framework takes seconds
@@ -14,6 +17,21 @@ class Hold:
 
     share: float
     step_s: float
+    on: str = field(default="", compare=False)
+    """The day on which it was measured, where that was in another run."""
+
+    @property
+    def origin(self) -> str:
+        """Where the answer comes from, in words."""
+        return origin(self.on)
+
+    def check(self) -> None:
+        """Raises a ValueError where these are no share and no seconds."""
+        values = (self.share, self.step_s)
+        if not all(
+            isinstance(value, int | float) and math.isfinite(value) and value >= 0 for value in values
+        ):
+            raise ValueError(f"expected a share and seconds, received {values}")
 
     def isolates(self, steps: int) -> bool:
         """Whether so many steps gain from a process of their own.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 SLOWER = 0.95  # together must be at least this fast, as a share of one after another, or it is not done
 
@@ -17,6 +18,23 @@ class Trial:
     compiled: bool = False
     form: str = ""
     """Where there is more than one."""
+    on: str = field(default="", compare=False)
+    """The day on which it was measured, where that was in another run."""
+
+    @property
+    def origin(self) -> str:
+        """Where the answer comes from, in words."""
+        return origin(self.on)
+
+    def check(self) -> None:
+        """Raises a ValueError where these are no seconds of members."""
+        times = (self.together_s, self.alone_s)
+        if not all(isinstance(s, int | float) and math.isfinite(s) and s > 0 for s in times):
+            raise ValueError(f"expected seconds above 0, received {times}")
+        if not (isinstance(self.members, int) and isinstance(self.form, str)):
+            raise ValueError(
+                f"expected a number of members and a word, received {self.members!r}, {self.form!r}"
+            )
 
     @property
     def gain(self) -> float:
@@ -39,6 +57,15 @@ class Trial:
             f"a step of {self.members} together takes {duration(self.together_s)} ({kind}), "
             f"one after another {duration(self.members * self.alone_s)}"
         )
+
+
+def origin(on: str) -> str:
+    """What introduces a measurement.
+
+    >>> origin(""), origin("2026-01-31")
+    ('measured on this device', 'measured on this device on 2026-01-31')
+    """
+    return f"measured on this device{f' on {on}' if on else ''}"
 
 
 def duration(seconds: float) -> str:

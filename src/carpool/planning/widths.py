@@ -14,6 +14,8 @@ _HEADROOM = (
     0.8  # of the free memory, where the estimate is arithmetic: fragmentation and workspaces are not in it
 )
 _CACHE_SHARE = 0.5  # of the processor's cache: temporaries and others need it too
+_COMPILING_SHARE = 0.5  # of what running uncompiled would take
+_MOST_COMPILING_S = 300.0
 _MEASURED_HEADROOM = 0.9  # where it is measured: all but the allocator's own waste is in it
 
 
@@ -87,14 +89,13 @@ def repacked(width: int, active: int, launches_left: int, launch_s: float, prepa
     return target if saving_s > prepare_s else None
 
 
-def worth_compiling(launches_left: int, launch_s: float, compile_s: float) -> bool:
-    """Whether compiling a step that takes `launch_s` uncompiled pays for itself.
+def compiling_budget_s(remaining_s: float) -> float:
+    """Processor seconds that compiling a step may take whose launches would take so long uncompiled.
 
-    A compiled step saves about three quarters (measured: docs/performance.md); asking for half keeps the guess safe.
+    A compiled step saves about three quarters of them (measured: docs/performance.md). Half of them keeps the guess safe,
+    and nothing is worth more than a few minutes.
 
-    >>> worth_compiling(launches_left=4000, launch_s=0.003, compile_s=5.0)
-    True
-    >>> worth_compiling(launches_left=100, launch_s=0.003, compile_s=5.0)
-    False
+    >>> compiling_budget_s(12.0), compiling_budget_s(86400.0)
+    (6.0, 300.0)
     """
-    return launches_left * launch_s * 0.5 > compile_s
+    return min(_MOST_COMPILING_S, remaining_s * _COMPILING_SHARE)

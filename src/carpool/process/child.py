@@ -100,6 +100,10 @@ class Child:
         """Host memory of the command and its descendants; None where the system does not tell."""
         return None if self.pid is None else _tree_rss(self.pid)
 
+    def processor_s(self) -> float:
+        """Processor seconds that the command and its descendants have taken; 0 where the system does not tell."""
+        return 0.0 if self.pid is None else _tree_s(self.pid)
+
     def fileno(self) -> int:
         """Readable when there is news of the command: for `select` beside others."""
         return self._socket.fileno()
@@ -152,15 +156,29 @@ class Child:
             self.peak_bytes = message.get("peak_bytes", self.peak_bytes)
 
 
+def _tree_s(pid: int) -> float:
+    """Processor seconds of a process, of its children that have ended, and of its descendants."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks = sum(int(field) for field in fields[11:15])
+    except (OSError, ValueError):
+        return 0.0
+    return ticks / os.sysconf("SC_CLK_TCK") + sum(_tree_s(child) for child in _children(pid))
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
 def _tree_rss(pid: int) -> int | None:
     """Resident bytes of a process and its descendants, from /proc."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
     except (OSError, IndexError):
         return None
-    total = pages * os.sysconf("SC_PAGE_SIZE")
-    for task in tasks:
-        with contextlib.suppress(OSError):
-            total += sum(_tree_rss(int(child)) or 0 for child in (task / "children").read_text().split())
-    return total
+    return pages * os.sysconf("SC_PAGE_SIZE") + sum(_tree_rss(child) or 0 for child in _children(pid))

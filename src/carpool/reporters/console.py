@@ -12,12 +12,21 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from carpool.events import Event, GroupFellBack, JobFailed, RunEnded, RunStarted
+from carpool.events import (
+    Event,
+    GroupFellBack,
+    GroupStarted,
+    JobFailed,
+    PreparationBegan,
+    RunEnded,
+    RunStarted,
+)
 from carpool.planning.plan import Plan
 from carpool.reporters import lines
 from carpool.reporters.display import frame
 from carpool.reporters.pace import Pace
 from carpool.reporters.tally import Tally
+from carpool.reporters.watch import Watch
 
 _PROGRESS_EVERY_S = 10.0
 _REFRESHES_PER_S = 4
@@ -44,24 +53,44 @@ class Console:
         self._console = console or rich.console.Console(stderr=True)
         self._lock = threading.Lock()  # the display's thread reads the tally while the run writes it
         self._live: Live | None = None
+        self._watch: Watch | None = None
         self._begin()
 
     def __call__(self, event: Event) -> None:
         """Takes one event of the run."""
+        if isinstance(event, PreparationBegan):
+            self._await(event.what)
+            return
         if isinstance(event, RunStarted):
-            self.close()
+            self._close_display()
             self._begin()
         with self._lock:
             self._tally.take(event)
         if isinstance(event, RunStarted) and self._console.is_interactive and not self._console.is_jupyter:
             self._open()
         if self._live is not None:
+            self._await(None)
             self._beside_display(event)
         else:
+            self._await(_awaited(event))
             self._log(event)
 
     def close(self) -> None:
         """Stops the display and gives the terminal back; safe to call at any time, more than once."""
+        self._close_display()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+    def _await(self, what: str | None) -> None:
+        """Lets the watch say it, if it takes a while."""
+        if self._watch is None:
+            if what is None:
+                return
+            self._watch = Watch(lambda text: self._say(f"carpool: {text}"))
+        self._watch.wait_for(what)
+
+    def _close_display(self) -> None:
         live, self._live = self._live, None
         if live is not None:
             live.stop()
@@ -94,7 +123,7 @@ class Console:
             case GroupFellBack():
                 self._say(lines.line(event, self._tally))
             case RunEnded():
-                self.close()
+                self._close_display()
                 self._say(lines.summary(self._tally, self._clock() - self._start_s))
             case _:
                 pass
@@ -132,3 +161,12 @@ class Console:
     def _say(self, text: str | None) -> None:
         if text is not None:
             self._console.print(Text(text), soft_wrap=True)
+
+
+def _awaited(event: Event) -> str | None:
+    """What is being waited for after an event, where nothing else is said of it."""
+    match event:
+        case GroupStarted(_, names) if len(names) > 1:
+            return "preparing the first steps: tracing, checking, and compiling where that was asked for"
+        case _:
+            return None

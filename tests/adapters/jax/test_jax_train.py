@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -278,11 +279,11 @@ def test_convolutions_are_timed_and_remembered(trials: None, monkeypatch: pytest
     timed: list[str] = []
     times = {"convolutions as products": 1e-4, "stacked": 3e-4, "alone": 1e-3}
 
-    def measured(self: Any, chunk: Any, way: Any, steps: int) -> float:
+    def seconds(self: Any, chunk: Any, way: Any, steps: int) -> Callable[[], float]:
         timed.append(way.name)
-        return times[way.name]
+        return lambda: times[way.name]
 
-    monkeypatch.setattr(session.StackedSession, "_timed", measured)
+    monkeypatch.setattr(session.StackedSession, "_timed", seconds)
     jobs = [job(0.01, i, model=convolution) for i in range(3)]
     results = run(jobs)
     assert {result.strategy for result in results} == {"fused"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,8 +62,7 @@ def same(found: list[Any], wanted: list[Any], within: float = 0.0) -> None:
 def pays(monkeypatch: pytest.MonkeyPatch):
     """Every run is long enough, and nothing is remembered of other tests."""
     monkeypatch.setattr(programs, "_FEWEST", 1)
-    monkeypatch.setattr(programs, "cores", lambda: 16)
-    monkeypatch.setattr(programs, "worth_compiling", lambda *_: True)
+    monkeypatch.setattr(programs, "compiling_budget_s", lambda _: math.inf)
     monkeypatch.setattr(program, "_memory", type(program._memory)())
 
 
@@ -69,19 +70,25 @@ class Patient(Background):
     """Is through when it is first asked."""
 
     def poll(self) -> int | None:
-        return self.wait()
+        return self._begin().wait()
 
 
 class Stage:
     """Stands in for the process: `code` is what it ends with, None while it goes on."""
 
+    is_over = False
+    spent_s = 0.0
+
     def __init__(self, code: int | None) -> None:
         self.code, self.closed = code, 0
+
+    def processor_s(self) -> float:
+        return self.spent_s
 
     def poll(self) -> int | None:
         return self.code
 
-    def wait(self) -> int | None:
+    def wait(self, timeout_s: float | None = None) -> int | None:
         self.code = self.code or 0
         return self.code
 
@@ -99,7 +106,7 @@ def staged(monkeypatch: pytest.MonkeyPatch):
     def begin(code: int | None, step: Any = lambda traced: traced) -> list[Stage]:
         began: list[Stage] = []
 
-        def made(_: Any) -> Stage:
+        def made(_: Any, budget_s: float) -> Stage:
             began.append(Stage(code))
             return began[-1]
 
@@ -137,11 +144,61 @@ def test_what_was_compiled_before_needs_no_process(
     assert len(began) == 2
 
 
-def test_on_few_cores_it_is_compiled_before_the_first_step(monkeypatch: pytest.MonkeyPatch, staged: Any):
-    monkeypatch.setattr(programs, "cores", lambda: 2)
-    began = staged(0, step=lambda traced: lambda *inputs: traced(*inputs))
-    assert train(jobs())[1] == [True]
+def test_what_spends_more_than_it_may_is_stopped_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, staged: Any
+):
+    """Preparing costs at most a share of what running uncompiled takes; nothing is said, as nothing went wrong."""
+    monkeypatch.setattr(Stage, "is_over", True)
+    monkeypatch.setattr(Stage, "spent_s", 20.0)
+    began = staged(None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        states, ready = train(jobs())
+    assert ready == [False]
+    assert [stage.closed for stage in began] == [1], "stopped while the run went on"
+    same(states, train(jobs(), compile=False)[0])
+    (remembered,) = program._memory.values()
+    assert remembered.too_long_s == 20.0, "so that the next run knows better"
+    monkeypatch.setattr(programs, "compiling_budget_s", lambda _: 39.0)
+    train(jobs())
+    assert len(began) == 1
+
+
+def test_a_process_that_compiles_is_stopped_at_its_budget(monkeypatch: pytest.MonkeyPatch):
+    class Spending(Stage):
+        def processor_s(self) -> float:
+            self.spent_s += 2.0
+            return self.spent_s
+
+        def wait(self, timeout_s: float | None = None) -> int | None:
+            return None
+
+        def poll(self) -> int | None:
+            return None
+
+    monkeypatch.setattr(compiler, "_running", [])
+    monkeypatch.setattr(compiler, "Child", lambda *_, **__: Spending(None))
+    asked = compiler.request(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.zeros(2)])
+    background = Background(asked, budget_s=3.0)
+    assert background.poll() is None
+    assert not background.is_over
+    assert background.wait() is None, "who waits does not wait for ever"
+    assert background.is_over
+    background.close()
+
+
+def test_it_is_begun_only_where_it_is_expected_to_pay(monkeypatch: pytest.MonkeyPatch, staged: Any):
+    """Launches that would take a second in all are not worth six seconds of the compiler."""
+    monkeypatch.undo()
+    monkeypatch.setattr(programs, "_FEWEST", 1)
+    monkeypatch.setattr(program, "_memory", type(program._memory)())
+    began = staged(None)
+    monkeypatch.setattr(program.Program, "launch_s", lambda _: 0.01)
+    assert train(jobs(epochs=2))[1] == [False]
     assert not began
+    monkeypatch.setattr(program.Program, "launch_s", lambda _: 100.0)
+    train(jobs(epochs=2))
+    assert len(began) == 1
 
 
 def test_what_cannot_be_compiled_goes_on_uncompiled(staged: Any):
@@ -179,8 +236,8 @@ def test_the_process_itself_is_gone_when_a_run_ends_first(monkeypatch: pytest.Mo
     began: list[Background] = []
 
     class Noted(Background):
-        def __init__(self, asked: Any) -> None:
-            super().__init__(asked)
+        def __init__(self, asked: Any, budget_s: float) -> None:
+            super().__init__(asked, budget_s)
             began.append(self)
 
         def poll(self) -> int | None:
@@ -228,14 +285,14 @@ def test_a_trial_waits_for_the_compiler_only_where_it_matters(
 
     launches: list[bool] = []
 
-    def launch(session: Any, chunk: Any) -> tuple[float, bool]:
+    def launch(session: Any, chunk: Any) -> tuple[Callable[[], float], bool]:
         made = session._train_program(chunk.size).compiled
         launches.append(made)
-        return (1e-6 if made or uncompiled_pays else 1e3), made
+        return lambda: 1e-6 if made or uncompiled_pays else 1e3, made
 
     staged(None, step=lambda traced: lambda *inputs: traced(*inputs))
     monkeypatch.setattr(fused.StackedSession, "_launch", launch)
-    monkeypatch.setattr(fused, "alone_s", lambda *_: 1.0)
+    monkeypatch.setattr(fused, "alone_step", lambda *_: lambda: 1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         results = carpool.train(jobs(), device="cpu", reporters=[])

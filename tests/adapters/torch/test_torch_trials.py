@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +14,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import carpool
+from carpool import recall, windows
 from carpool.adapters.torch import fused
 from carpool.events import Event, GroupAdvanced, GroupFellBack, GroupTried
+from carpool.planning.trials import Trial
 
 pytestmark = pytest.mark.usefixtures("trials")
 X, Y = torch.randn(24, 3), torch.randn(24, 1)
@@ -47,8 +52,9 @@ def of(events: list[Event], kind: type[Any]) -> list[Any]:
 
 @pytest.fixture
 def alone_takes(monkeypatch: pytest.MonkeyPatch):
-    """Lets a step alone seem to take so long; a launch takes what it takes."""
-    return lambda seconds: monkeypatch.setattr(fused, "alone_s", lambda *_: seconds)
+    """Lets a step alone seem to take so long, and a launch a second: nothing hangs on the machine."""
+    monkeypatch.setattr(fused.StackedSession, "_launch", lambda session, chunk: (lambda: 1.0, False))
+    return lambda seconds: monkeypatch.setattr(fused, "alone_step", lambda *_: lambda: seconds)
 
 
 def test_a_group_that_is_faster_together_stays_together(alone_takes: Any):
@@ -78,10 +84,33 @@ def test_the_plan_remembers_and_says_so(alone_takes: Any):
     train(jobs())
     plan = carpool.plan(jobs(), device="cpu")
     assert {group.strategy for group in plan.groups} == {"interleaved"}
-    assert "measured on this device: a step of 3 together takes" in plan.explain()
+    day = r"\d{4}-\d{2}-\d{2}"
+    assert re.search(rf"measured on this device on {day}: a step of 3 together takes", plan.explain())
     results, events = train(jobs())
     assert of(events, GroupTried) == of(events, GroupFellBack) == []
     assert {result.strategy for result in results} == {"interleaved"}
+
+
+def test_windows_that_disagree_decide_nothing_and_are_not_kept(
+    alone_takes: Any, monkeypatch: pytest.MonkeyPatch, untried: Path
+):
+    """A machine that was busy in some of the windows may have slowed either of the two."""
+    alone_takes(1.0)
+    noisy = itertools.cycle([1.0, 3.0, 1e-3, 40.0, 1.0])
+    monkeypatch.setattr(fused.StackedSession, "_launch", lambda session, chunk: (lambda: next(noisy), False))
+    results, events = train(jobs())
+    assert of(events, GroupTried) == []
+    assert {result.strategy for result in results} == {"fused"}
+    assert recall.count() == 0
+
+
+def test_what_a_busy_machine_showed_is_used_and_not_kept(alone_takes: Any, monkeypatch: pytest.MonkeyPatch):
+    alone_takes(1e-9)
+    monkeypatch.setattr(windows.Waited, "share", lambda self: 0.5)
+    results, _ = train(jobs())
+    assert {result.strategy for result in results} == {"interleaved"}
+    assert {group.strategy for group in carpool.plan(jobs(), device="cpu").groups} == {"interleaved"}
+    assert recall.count() == 0, "the next process measures anew"
 
 
 def test_another_width_or_structure_is_another_trial(alone_takes: Any):
@@ -99,7 +128,8 @@ def test_fused_that_was_asked_for_is_not_tried(alone_takes: Any):
     assert {result.strategy for result in results} == {"fused"}
 
 
-def test_a_trial_leaves_no_trace():
+def test_a_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(windows, "agree", lambda _: True)
     tried, events = train(jobs(validation_data=(X, Y)))
     assert len(of(events, GroupTried)) == 1
     untried, _ = train(jobs(validation_data=(X, Y)), strategy="fused")
@@ -112,9 +142,8 @@ def test_a_trial_leaves_no_trace():
             assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-5)
 
 
-def test_what_is_measured_is_time():
-    from carpool.planning.trials import Trial
-
+def test_what_is_measured_is_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(windows, "agree", lambda _: True)
     _, events = train(jobs())
     (tried,) = of(events, GroupTried)
     assert isinstance(tried.trial, Trial)
@@ -127,7 +156,7 @@ def test_the_first_chunk_is_as_long_as_a_turn_by_what_the_trial_showed(
 ):
     """While others wait: three batches an epoch, but a launch that seems to take longer than a turn goes alone."""
     alone_takes(1e3)
-    monkeypatch.setattr(fused.StackedSession, "_launch", lambda session, chunk: (10.0, False))
+    monkeypatch.setattr(fused.StackedSession, "_launch", lambda session, chunk: (lambda: 10.0, False))
     other = carpool.Job(
         lambda: nn.Linear(3, 1), (X, Y), loss=F.mse_loss, optimizer=torch.optim.SGD, name="other"
     )

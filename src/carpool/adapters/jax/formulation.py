@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from carpool import recall
@@ -11,6 +11,7 @@ from carpool.adapters.jax.lift import Traced
 from carpool.adapters.jax.program import APART, IN_TURN, MAPPED, PRODUCT, PRODUCT_APART, Formulation
 from carpool.adapters.jax.telling import names_of
 from carpool.planning.trials import Trial
+from carpool.windows import measured
 
 
 def convolves(traced: Traced) -> bool:
@@ -45,14 +46,25 @@ class Trials:
         return {name: trial for name, trial in found.items() if trial is not None}
 
     def measured(
-        self, seconds: Callable[[Formulation], float], alone: Callable[[], float]
+        self, runs: Mapping[str, Callable[[], float]], alone: Callable[[], float]
     ) -> Mapping[str, Trial]:
-        """Seconds of a step in each formulation beside those of a member alone."""
-        alone_s = alone()
-        found = {way.name: Trial(self._members, seconds(way), alone_s, True, way.name) for way in self._ways}
-        for name, trial in found.items():
-            recall.remember(f"{self._name} {name}", trial)
-        return found
+        """Seconds of a step in each formulation beside those of a member alone; none where the windows disagree."""
+        found = measured([*runs.values(), alone])
+        if not found.agrees:
+            return {}
+        *together, alone_s = found.seconds
+        trials = {
+            name: Trial(self._members, seconds, alone_s, True, name)
+            for name, seconds in zip(runs, together, strict=True)
+        }
+        for name, trial in trials.items():
+            recall.remember(f"{self._name} {name}", trial, found.busy)
+        return trials
+
+    @property
+    def ways(self) -> Sequence[Formulation]:
+        """What may be taken."""
+        return self._ways
 
     def best(self, found: Mapping[str, Trial]) -> tuple[Formulation, Trial]:
         way = min(

@@ -313,25 +313,35 @@ class StackedSession(FusedSession):
             steps = 1 if self._device.platform == "cpu" else _TIMED_STEPS
             for way in candidates(self._device.platform):
                 self._training(chunk, way, steps)  # compiled side by side
-            found = trials.measured(
-                lambda way: self._timed(chunk, way, steps), lambda: self._timed_alone(chunk, steps)
-            )
+            found = self._measured(trials, chunk, steps)
+        if not found:  # the windows disagree: the way that is likely to be good
+            self._way = self._chosen_way
+            self._prepare()
+            return None
         self._way, best = trials.best(found)
         self._prepare()
         return best
 
-    def _timed(self, chunk: Chunk, way: Formulation, steps: int) -> float:
-        """Seconds of a step, by a program that leaves the stack as it is."""
+    def _measured(self, trials: Trials, chunk: Chunk, steps: int) -> Mapping[str, Trial]:
+        one = Chunk((0,), chunk.cursors[:1], chunk.size, 1)
+        alone = StackedSession(self._builts[:1], self._recipes, self._store, self._device)
+        try:
+            runs = {way.name: self._timed(chunk, way, steps) for way in trials.ways}
+            return trials.measured(runs, alone._timed(one, program.ALONE, steps))
+        finally:
+            alone.close()
+
+    def _timed(self, chunk: Chunk, way: Formulation, steps: int) -> Callable[[], float]:
+        """What returns the seconds of a step, by a program that leaves the stack as it is."""
         compiled, inputs = self._training(chunk, way, steps)
         run, given = compiled.result(), (*inputs[:6], np.ones(self.width, bool), np.int32(steps))
-        return _seconds(lambda: run(*typed(given))) / steps
 
-    def _timed_alone(self, chunk: Chunk, steps: int) -> float:
-        one = Chunk(chunk.rows[:1], chunk.cursors[:1], chunk.size, 1)
-        alone = StackedSession(self._builts[:1], self._recipes, self._store, self._device)
-        seconds = alone._timed(Chunk((0,), one.cursors, one.size, 1), program.ALONE, steps)
-        alone.close()
-        return seconds
+        def timed() -> float:
+            began = time.perf_counter()
+            jax.block_until_ready(run(*typed(given)))
+            return (time.perf_counter() - began) / steps
+
+        return timed
 
     def disturbed(self, row: int) -> str | None:
         return None  # arrays do not change, and the stack has its own
@@ -345,17 +355,6 @@ class StackedSession(FusedSession):
     def close(self) -> None:
         self._reading.close()
         self._state = self._best = None
-
-
-def _seconds(run: Callable[[], Any]) -> float:
-    """The shorter of two runs, after one that is not counted."""
-    jax.block_until_ready(run())
-    taken = []
-    for _ in range(2):
-        began = time.perf_counter()
-        jax.block_until_ready(run())
-        taken.append(time.perf_counter() - began)
-    return min(taken)
 
 
 def _row(nest: Any, row: int) -> Any:

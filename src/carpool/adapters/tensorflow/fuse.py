@@ -71,7 +71,7 @@ class ModuleFuser(Fuser):
             place_of(device),
             is_jit,
             prepared,
-            lambda trial: recall.remember(key, trial),
+            lambda trial, busy: recall.remember(key, trial, busy),
         )
 
     def _key(self, jobs: Sequence[Job]) -> str:

@@ -21,6 +21,7 @@ from carpool.adapters.tensorflow.state import Remembered
 from carpool.job import Job
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk
 from carpool.planning.trials import Trial
+from carpool.windows import measured
 
 _TIMED_STEPS = 8
 
@@ -35,7 +36,7 @@ class RowsSession(FusedSession):
         device: str,
         is_jit: bool,
         prepared: Prepared = lambda *_: None,
-        remember: Callable[[Trial], None] = lambda trial: None,
+        remember: Callable[[Trial, bool], None] = lambda trial, busy: None,
     ) -> None:
         self._rows, self._store, self._device, self._is_jit = (
             Rows(builts, store, device),
@@ -182,29 +183,33 @@ class RowsSession(FusedSession):
         steps = min(_TIMED_STEPS, self._most)
         alone = RowsSession(self._rows.builts[:1], self._store, self._device, self._is_jit)
         try:
-            together_s, alone_s = self._timed(chunk.size, steps), alone._timed(chunk.size, steps)
+            found = measured([self._timed(chunk.size, steps), alone._timed(chunk.size, steps)])
         finally:
             alone.close()
-        found = Trial(self.width, together_s / steps, alone_s / steps, self._is_jit)
-        self._remember(found)
-        return found
+        if not found.agrees:
+            return None
+        together_s, alone_s = found.seconds
+        trial = Trial(self.width, together_s / steps, alone_s / steps, self._is_jit)
+        self._remember(trial, found.busy)
+        return trial
 
-    def _timed(self, size: int, steps: int) -> float:
-        """Seconds of such a launch: the shorter of two, after one that is not counted."""
-        before = [Remembered((*built.variables, *built.others)) for built in self._rows.builts]
+    def _timed(self, size: int, steps: int) -> Callable[[], float]:
+        """What returns the seconds of such a launch; every variable is put back after it."""
         orders, counts, firsts = _nothing(len(self._rows.builts), self._most, size)
         counts[:] = steps
         arguments = (tf.constant(orders), tf.constant(counts), tf.constant(firsts))
-        taken = []
-        try:
-            for _ in range(3):
-                began = time.perf_counter()
+
+        def timed() -> float:
+            before = [Remembered((*built.variables, *built.others)) for built in self._rows.builts]
+            began = time.perf_counter()
+            try:
                 self._rows.submit(self._program(size), *arguments).result()
-                taken.append(time.perf_counter() - began)
-        finally:
-            for one in before:
-                one.put_back()
-        return min(taken[1:])
+                return time.perf_counter() - began
+            finally:
+                for one in before:
+                    one.put_back()
+
+        return timed
 
     def join(self, row: int, job: Job, state: JobState | None = None) -> None:
         raise NotImplementedError("a function of TensorFlow jobs takes no new members")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import math
 import os
 import pickle
 import re
@@ -99,6 +100,11 @@ def compiled(asked: Request) -> Callable[..., None]:
         return inductor(own, inputs)  # type: ignore[return-value]
 
 
+def is_begun() -> bool:
+    """Whether something was compiled on this machine before: the first time takes longer."""
+    return _inductor_folder().exists()
+
+
 def is_cached(asked: Request) -> bool:
     """Whether it was compiled on this machine before, and Inductor's cache is still there."""
     return _mark(asked).exists() and _inductor_folder().exists()
@@ -127,6 +133,9 @@ def _inductor_folder() -> Path:
 class Cached:
     """A step that was compiled before: there is nothing to wait for."""
 
+    is_over = False
+    spent_s = 0.0
+
     def poll(self) -> int | None:
         return 0
 
@@ -141,29 +150,49 @@ class Cached:
 
 
 _CORES_EACH = 4  # Inductor compiles a step's kernels side by side
+_LOOK_EVERY_S = 0.5  # at what a process that is waited for has spent
+_NICE = 10  # training comes first
 _running: list[Background] = []
 
 
 class Background:
-    """A step being compiled in a process of its own, as soon as there are cores for it."""
+    """A step being compiled in a process of its own, as soon as there are cores for it; stopped when it spends too much.
 
-    def __init__(self, asked: Request) -> None:
+    `budget_s` are processor seconds. They are kept on a CPU alone: beside a GPU the host's cores have little else to do.
+    """
+
+    def __init__(self, asked: Request, budget_s: float = math.inf) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="carpool-compile-")
         self._request = Path(self._folder.name) / "request"
         self._request.write_bytes(pickle.dumps(asked))
         self._said = (Path(self._folder.name) / "said").open("w+b")
         self._child: Child | None = None
+        self._budget_s = budget_s
+        self.spent_s = 0.0
+        """The processor time that it has taken, when somebody last looked."""
         if _has_room():
             self._begin()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has spent more than it may."""
+        return self.spent_s > self._budget_s
 
     def poll(self) -> int | None:
         """Its exit code, 0 for compiled; None while it goes on, or waits for others."""
         if self._child is None and _has_room():
             self._begin()
-        return self._child.poll() if self._child is not None else None
+        if self._child is None:
+            return None
+        self.spent_s = max(self.spent_s, self._child.processor_s())
+        return self._child.poll()
 
     def wait(self) -> int | None:
-        return self._begin().wait()
+        """The exit code; None when it has spent too much."""
+        child = self._begin()
+        while (code := self.poll()) is None and not self.is_over:
+            child.wait(_LOOK_EVERY_S)
+        return code
 
     def told(self) -> str:
         """The last line of what it said."""
@@ -196,6 +225,7 @@ def _has_room() -> bool:
 
 
 def _work(path: str) -> None:
+    os.nice(_NICE)
     asked: Request = pickle.loads(Path(path).read_bytes())
     torch.set_num_threads(asked.threads)
     torch.set_default_dtype(asked.default_dtype)

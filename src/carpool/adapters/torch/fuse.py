@@ -33,6 +33,7 @@ from carpool.adapters.torch.stacked import PhaseRecipe, Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.template import template
+from carpool.adapters.torch.threads import Threads, chosen
 from carpool.adapters.torch.window import Window
 from carpool.job import Job
 from carpool.kernels.convolve import gains
@@ -190,6 +191,7 @@ class TorchFuser(Fuser):
         if self._recipe(known, width).innermost:
             with suppress(Exception):  # what cannot be traced either way is told at the first step
                 self._traced(known, width)
+        threads = self._threads(known, width)
         return StackedSession(
             self._recipe(known, width),
             known,
@@ -200,7 +202,18 @@ class TorchFuser(Fuser):
             prepared,
             self._known,
             stacks,
+            threads,
         )
+
+    def _threads(self, known: Sequence[Known], width: int) -> Threads:
+        """The threads that a stack steps with on a CPU."""
+        most = torch.get_num_threads()
+        if self._device() != "cpu" or most == 1:
+            return Threads()
+        try:
+            return chosen(self._traced(known, width)[0], most)
+        except Exception:  # what cannot be traced is told at the first step
+            return Threads()
 
 
 def _are_same(some: Sequence[Known], others: Sequence[Known]) -> bool:

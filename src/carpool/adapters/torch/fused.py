@@ -32,13 +32,14 @@ from carpool.adapters.torch.clock import Clock, Receipt, Stream
 from carpool.adapters.torch.feed import Feed
 from carpool.adapters.torch.full import is_full
 from carpool.adapters.torch.hypers import Ahead, Hypers
-from carpool.adapters.torch.pace import alone_s, pace_key, shortest
+from carpool.adapters.torch.pace import alone_step, pace_key
 from carpool.adapters.torch.panels import panels_of
 from carpool.adapters.torch.program import Program
 from carpool.adapters.torch.programs import Programs
 from carpool.adapters.torch.stacked import Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
+from carpool.adapters.torch.threads import Threads
 from carpool.adapters.torch.transfer import sent
 from carpool.adapters.torch.validation import Evaluated, Validation
 from carpool.adapters.torch.verify import RowsRaised, Verifier
@@ -49,6 +50,7 @@ from carpool.memory import heap
 from carpool.planning.cursor import Chunk, Supply, launches
 from carpool.planning.trials import Trial
 from carpool.planning.widths import spread
+from carpool.windows import measured
 
 if TYPE_CHECKING:
     from carpool.adapters.torch.fuse import Known
@@ -72,6 +74,7 @@ class StackedSession(FusedSession):
         prepared: Prepared,
         lookup: Callable[[Job], Known],
         stacks: int = 1,
+        threads: Threads | None = None,
     ) -> None:
         """`stacks` of this width run the same steps: each step is compiled once for all of them."""
         self._recipe, self._layout = recipe, recipe.layout
@@ -80,6 +83,8 @@ class StackedSession(FusedSession):
         self.width, self._device, self._store = self._panels.width, device, store
         self._known: list[Known | None] = [*known, *[None] * (self.width - len(known))]
         self._lookup, self._stacks = lookup, stacks
+        self._threads = threads or Threads()
+        self.note = self._threads.note
         self._pool = Pool([member.built.data for member in known])
         self._window = make_window(known)
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
@@ -114,7 +119,7 @@ class StackedSession(FusedSession):
             raise
 
     def turn(self) -> AbstractContextManager[object]:
-        return self._stream.turn()
+        return self._threads.inside() if self._device == "cpu" else self._stream.turn()
 
     # Opening
 
@@ -343,35 +348,47 @@ class StackedSession(FusedSession):
         )
 
     def trial(self, chunk: Chunk) -> Trial | None:
-        key = pace_key(self._first, self._members(), self._device)
+        key = self._threads.outside(lambda: pace_key(self._first, self._members(), self._device))
         found = recall.remembered(key)
         if found is None:
             try:
-                found = self._tried(chunk)
+                found, busy = self._tried(chunk)
             except Exception:  # what raises here raises again in the check, and is blamed on its row
                 return None
-            recall.remember(key, found)
+            if found is None:
+                return None
+            recall.remember(key, found, busy)
         self._took_s.setdefault(chunk.size, found.together_s)  # so that the first chunk has its size, too
         return found
 
-    def _tried(self, chunk: Chunk) -> Trial:
+    def _tried(self, chunk: Chunk) -> tuple[Trial | None, bool]:
+        """What was measured, None where the windows disagree; and whether the machine was busy."""
+        found, busy = self._compared(chunk)
+        if (
+            found is None
+            or found.pays
+            or self._programs.take_compiled("train", chunk.size, wait=True) is None
+        ):
+            return found, busy
+        return self._compared(chunk)  # it may be worth it compiled
+
+    def _compared(self, chunk: Chunk) -> tuple[Trial | None, bool]:
         case = self._feed.case(chunk.rows[0], chunk.cursors[0], 0, chunk.size)
-        together_s, compiled = self._launch(chunk)
-        own_s = alone_s(self._recipe, case, self._first.probe.random)
-        found = Trial(self._members(), together_s, own_s, compiled)
-        if found.pays or self._programs.take_compiled("train", chunk.size, wait=True) is None:
-            return found
-        together_s, compiled = self._launch(chunk)  # it may be worth it compiled
-        return Trial(self._members(), together_s, own_s, compiled)
+        launch, compiled = self._launch(chunk)
+        step = alone_step(self._recipe, case, self._first.probe.random)
+        found = measured([launch, lambda: self._threads.outside(step)])
+        self._took_s.setdefault(chunk.size, found.seconds[0])
+        trial = Trial(self._members(), found.seconds[0], found.seconds[1], compiled)
+        return trial if found.agrees else None, found.busy
 
     def _members(self) -> int:
         return sum(member is not None for member in self._known)
 
-    def _launch(self, chunk: Chunk) -> tuple[float, bool]:
-        """Seconds of one launch of the chunk, measured on idle rows, and whether it was compiled."""
+    def _launch(self, chunk: Chunk) -> tuple[Callable[[], float], bool]:
+        """What takes one launch of the chunk, on idle rows, and returns its seconds; and whether it is compiled."""
         self._feed.tell(chunk, 1)
         program = self._train_program(chunk.size)
-        return shortest(program.launch_s), program.compiled
+        return program.launch_s, program.compiled
 
     # Rows in and out
 

@@ -21,13 +21,13 @@ from carpool.kernels.table import alone
 if TYPE_CHECKING:
     from carpool.adapters.torch.fuse import Known
 
-_VERSION = 2  # of how a stack steps (1: not in panels): what was measured of another one is measured anew
+_VERSION = 3  # of how a stack steps (2: on all threads): what was measured of another one is measured anew
 _TRIES = 3
 _LONG_S = 0.2
 
 
-def alone_s(recipe: Recipe, case: Case, random: bool) -> float:
-    """Seconds of a member's step as a job alone would take it: the shortest of a few, on a copy of its model."""
+def alone_step(recipe: Recipe, case: Case, random: bool) -> Callable[[], float]:
+    """A member's step as a job alone would take it, on a copy of its model: each call returns its seconds."""
     built = case.built
     device = case.tensors["weights"].device
     model = copy.deepcopy(built.model).to(device)
@@ -51,8 +51,11 @@ def alone_s(recipe: Recipe, case: Case, random: bool) -> float:
         _finish(device)
         return time.perf_counter() - started
 
-    with torch.enable_grad(), untouched(recipe.precision, device.type), quickened(quick):
-        return shortest(step_s)
+    def timed() -> float:
+        with torch.enable_grad(), untouched(recipe.precision, device.type), quickened(quick):
+            return step_s()
+
+    return timed
 
 
 def _finish(device: torch.device) -> None:

@@ -6,6 +6,7 @@ models starts at once. A CUDA graph belongs to one session's buffers and is capt
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections import OrderedDict
@@ -20,7 +21,16 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from carpool.adapters.torch import precision
-from carpool.adapters.torch.compiler import Background, Cached, Request, compiled, is_cached, mark, request
+from carpool.adapters.torch.compiler import (
+    Background,
+    Cached,
+    Request,
+    compiled,
+    is_begun,
+    is_cached,
+    mark,
+    request,
+)
 from carpool.adapters.torch.tuning import timed_as_captured
 from carpool.errors import described
 
@@ -32,6 +42,7 @@ STEPS_PER_GRAPH = (
 _REMEMBERED = 128
 # Cold compilation of a small network, measured on 2 cores and on an H200, and of each further operation: on the H200 a ResNet-18's 2,400 took 50 s.
 _compile_guess_s = {"cpu": (6.0, 0.03), "cuda": (12.0, 0.018)}
+_FIRST_S = 12.0  # more, of processor time, what is compiled first on a machine: 19.5 against 6.5 s of the demo's step, on 2 cores
 _version = attrgetter("_version")
 _SMALL_NODES = 200  # a small network's step, traced
 
@@ -44,6 +55,8 @@ class _Ready:
     compiled: Callable[..., None] | None = None
     compiling: Background | Cached | None = None
     failed: bool = False
+    too_long_s: float = 0.0
+    """Processor seconds after which compiling was given up."""
 
     @property
     def best(self) -> Callable[..., None]:
@@ -107,7 +120,8 @@ class Program:
         """What compiling is expected to take."""
         if is_cached(self._request()):
             return _CACHED_S
-        return compile_guess_s(str(self._device), self.nodes)
+        first_s = 0.0 if is_begun() else _FIRST_S
+        return max(first_s + compile_guess_s(str(self._device), self.nodes), 2 * self._ready.too_long_s)
 
     @property
     def nodes(self) -> int:
@@ -131,11 +145,12 @@ class Program:
         self._adopt()
         self.prepare_s += time.perf_counter() - started
 
-    def begin_compiling(self) -> None:
-        """Begins to compile in the background; the traced step runs meanwhile."""
+    def begin_compiling(self, budget_s: float = math.inf) -> None:
+        """Begins to compile in the background; the traced step runs meanwhile. On a CPU it may take so many processor seconds."""
         if self._ready.compiled is None and self._ready.compiling is None and not self._ready.failed:
             asked = self._request()
-            self._ready.compiling = Cached() if is_cached(asked) else Background(asked)
+            most_s = budget_s if self._device.type == "cpu" else math.inf
+            self._ready.compiling = Cached() if is_cached(asked) else Background(asked, most_s)
 
     @property
     def is_compiling(self) -> bool:
@@ -148,6 +163,9 @@ class Program:
         if background is not None:
             code = background.wait() if wait else background.poll()
             if code is None:
+                if background.is_over:
+                    self._ready.too_long_s = background.spent_s
+                    self._ready.stop()
                 return False
             if code:
                 self._give_up(background.told())

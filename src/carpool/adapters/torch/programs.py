@@ -1,4 +1,4 @@
-"""The steps of a stack, each made ready when it is first needed: traced, and compiled where that pays, in the background or at once."""
+"""The steps of a stack, each made ready when it is first needed: traced, and compiled in the background where that pays."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from carpool.adapters.base import Prepared
+from carpool.adapters.torch.pace import shortest
 from carpool.adapters.torch.panels import Panels
 from carpool.adapters.torch.program import Program
-from carpool.environment import cores
-from carpool.planning.widths import worth_compiling
+from carpool.planning.widths import compiling_budget_s
 
 Tensors = dict[str, Tensor]
 
-_ROOMY = 8  # cores: on fewer, processes that compile take from the training what they are to save
 _FEWEST = 32  # launches: for fewer it is not worth timing one to know whether compiling pays
 
 
@@ -47,8 +46,8 @@ class Programs:
                 program.compile()
             elif not self._compile:
                 program.stay_traced()
-            elif self._pays(program, launches):
-                program.begin_compiling() if cores() >= _ROOMY else program.compile()
+            elif (budget_s := self._budget_s(program, launches)) is not None:
+                program.begin_compiling(budget_s)
             self._ready[kind, size] = program
             self._prepared(size, self._panels.width, program.compiled, program.prepare_s)
         return self._ready[kind, size]
@@ -77,12 +76,13 @@ class Programs:
         """The same for a stack in other panels, with nothing made ready."""
         return Programs(self._key, panels, self._device, self._compile, self._prepared, self._repeats)
 
-    def _pays(self, program: Program, launches: Callable[[], int]) -> bool:
-        """Whether a run is so long that compiling pays."""
+    def _budget_s(self, program: Program, launches: Callable[[], int]) -> float | None:
+        """The processor seconds that compiling may take, where a run is so long that it pays."""
         if program.compiled or launches() < _FEWEST:
-            return False
+            return None
         try:
-            launch_s = program.launch_s()
+            remaining_s = launches() * shortest(program.launch_s)
         except Exception:  # a batch that raises here raises again when it counts, and is blamed on its row
-            return False
-        return worth_compiling(launches(), launch_s, program.compiling_guess_s())
+            return None
+        budget_s = compiling_budget_s(remaining_s)
+        return budget_s if program.compiling_guess_s() < budget_s else None
