@@ -469,9 +469,10 @@ class Driver:
         except StepFailure as failure:
             self._fail(failure.errors)
             return False
-        self._emit(GroupVerified(self._group, check.checked, check.max_difference))
         if check.mismatch is not None:
             raise Unfit(check.mismatch)
+        if check.checked:
+            self._emit(GroupVerified(self._group, check.checked, check.max_difference, check.proof))
         return True
 
     def _repack(self) -> None:
@@ -492,6 +493,10 @@ class Driver:
 
 
 def _sample(chunk: Chunk) -> tuple[int, ...]:
-    """A few rows, others at each epoch, so that a long run comes round to all of them."""
-    start = chunk.cursors[0].epoch * _SAMPLE_ROWS
-    return tuple(chunk.rows[(start + i) % len(chunk.rows)] for i in range(min(_SAMPLE_ROWS, len(chunk.rows))))
+    """A few rows, others at each epoch, so that a long run comes round to all of them.
+
+    Of those that begin one: in the middle of an epoch a row may hold gradients of batches before, which its step alone knows nothing of.
+    """
+    begin = [place for place, cursor in enumerate(chunk.cursors) if cursor.batch == 0]
+    start = chunk.cursors[begin[0]].epoch * _SAMPLE_ROWS
+    return tuple(chunk.rows[begin[(start + i) % len(begin)]] for i in range(min(_SAMPLE_ROWS, len(begin))))

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from carpool.adapters.base import Check, FusedSession, JobState, MetricRow, Prepared, StepFailure, Ticket
-from carpool.adapters.keras.check import CHECKED, compared
+from carpool.adapters.keras.check import CHECKED, compared, lowest_of
 from carpool.adapters.keras.engine import Engine, Feed
 from carpool.adapters.keras.fit import Fit
 from carpool.adapters.keras.launches import Held, Launch, Seen
@@ -337,17 +337,18 @@ class StackedFit(FusedSession):
         """
         is_first = all(cursor.step == 0 for cursor in chunk.cursors)
         if self.width == 1 or (is_first and self._key in CHECKED):
-            return Check(0, 0.0, None)
+            return Check()
         if not is_first:
             self._bring_home()
         row, feed = rows[-1], self._reading.feed(chunk.shortened(1))
         alone = self._engine.step_alone(row, feed)
         if alone is None:
-            return Check(0, 0.0, None)
+            return Check()
         every = np.ones(self.width, bool)
         first = np.zeros(self.width, np.int64)
         trial, logs = self._engine.train(self._engine.stack(), feed, every, every, first)
-        check = compared(str(self._fits[row].job.name), alone, self._engine.after_step(trial, row, logs))
+        fit, after = self._fits[row], self._engine.after_step(trial, row, logs)
+        check = compared(str(fit.job.name), alone, after, lowest_of(fit.model))
         if check.mismatch is None:
             CHECKED.add(self._key)
         return check

@@ -338,9 +338,7 @@ class StackedSession(FusedSession):
             raise StepFailure([stood], raised.errors) from raised
 
     def _verifier(self) -> Verifier:
-        return Verifier(
-            self._recipe, self._tensors, self._feed, lambda size: self._train_program(size).run(1)
-        )
+        return Verifier(self._recipe, self._tensors, self._feed, self._train_program)
 
     def trial(self, chunk: Chunk) -> Trial | None:
         key = pace_key(self._first, self._members(), self._device)
