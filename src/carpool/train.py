@@ -12,7 +12,16 @@ from carpool import adapters, collector
 from carpool import reporters as reporting
 from carpool.adapters.base import Adapter
 from carpool.environment import cores
-from carpool.errors import CarpoolError, Interrupted, JobError, OptionError, described, sentence
+from carpool.errors import (
+    CarpoolError,
+    Interrupted,
+    JobError,
+    OptionError,
+    described,
+    failure,
+    raisable,
+    sentence,
+)
 from carpool.events import Emit, EpochEnded, EpochsEnded, Event, RunEnded, RunStarted, hears
 from carpool.executors import isolated
 from carpool.executors.interleaved import Orders, Run
@@ -168,7 +177,8 @@ def _planned(
             specs.append(replace(spec, apart=_apart(job, owners[name], strategy, spec.apart)))
         except CarpoolError:
             raise
-        except Exception as error:  # the user's own factory or data raised: that job's failure, not the run's
+        except BaseException as error:
+            failure(error)  # the user's own factory or data raised: that job's failure, not the run's
             rejected[name] = error
 
     def refusal(members: Sequence[ModelSpec]) -> str | None:
@@ -268,7 +278,7 @@ def _raise_if_all_failed(results: Results) -> None:
     errors = [result.error for result in results]
     if errors and all(error is not None for error in errors):
         assert errors[0] is not None
-        raise errors[0]
+        raise raisable(errors[0])
 
 
 class _Reporting:
@@ -299,14 +309,20 @@ class _Reporting:
         for reporter in tuple(self._reporters):
             if not hears(reporter, type(event)):
                 continue
-            try:
-                reporter(event)
-            except Exception as error:  # a reporter watches: what it raises must not change what it watches
+            if not self._guarded(reporter, lambda to=reporter: to(event)):
                 self._reporters.remove(reporter)
-                text = f"carpool: reporter {reporter!r} raised {described(error)}; the run goes on without it"
-                warnings.warn(text, stacklevel=2)
 
     def __exit__(self, *_: object) -> None:
         for reporter in self._reporters:
             if (close := getattr(reporter, "close", None)) is not None:
-                close()
+                self._guarded(reporter, close)
+
+    def _guarded(self, reporter: Any, call: Callable[[], object]) -> bool:
+        """Whether it went well: a reporter watches, and what it raises must not change what it watches."""
+        try:
+            call()
+        except BaseException as error:
+            text = f"carpool: reporter {reporter!r} raised {described(failure(error))}; the run goes on without it"
+            warnings.warn(text, stacklevel=3)
+            return False
+        return True

@@ -25,7 +25,7 @@ from carpool.adapters.base import (
     Ticket,
     Unstackable,
 )
-from carpool.errors import StepError, sentence
+from carpool.errors import StepError, failure, sentence
 from carpool.events import (
     BatchesRead,
     Emit,
@@ -239,7 +239,8 @@ class Driver:
         """What is raised here is raised again where it is waited for, and told there."""
         try:
             return self._session.begin_evaluating(rows)
-        except Exception:
+        except BaseException as error:
+            failure(error)
             return None
 
     def _move(self, ticket: Ticket) -> None:
@@ -330,7 +331,8 @@ class Driver:
             return self._session.evaluate(rows), {}
         except DeviceFull:
             raise
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             if len(rows) == 1:
                 return (), {rows[0]: error}
         shown: list[MetricRow] = []
@@ -341,13 +343,14 @@ class Driver:
             failed |= errors
         return shown, failed
 
-    def _end_epoch(self, row: int, metrics: Mapping[str, float]) -> Exception | None:
+    def _end_epoch(self, row: int, metrics: Mapping[str, float]) -> BaseException | None:
         """Writes the history, steps the schedule, calls the callbacks; what these raise is the job's own failure."""
         member = self._members[row]
-        raised: Exception | None = None
+        raised: BaseException | None = None
         try:
             metrics = {**metrics, **(self._session.end_epoch(row, metrics) or {})}
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             raised = error
         for name, value in metrics.items():
             member.history.setdefault(name, []).append(value)
@@ -363,7 +366,8 @@ class Driver:
                 if callable(callback):  # the others are of the model's framework, whose session calls them
                     callback(event)
             self._check_undisturbed(row)
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             return error
         return None
 
@@ -422,6 +426,7 @@ class Driver:
     def _fail(self, errors: Mapping[int, BaseException]) -> None:
         self._journal.write(self._members)
         for row, error in errors.items():
+            failure(error)
             if row not in self._members:
                 continue  # it diverged in the chunk in which it raised, and has ended
             state = self._session.leave([row])[0]

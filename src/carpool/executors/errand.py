@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from carpool.adapters.base import Adapter, JobState
-from carpool.errors import WorkerError, described
+from carpool.errors import WorkerError, described, failure
 from carpool.events import (
     BatchesRead,
     EpochEnded,
@@ -97,6 +97,7 @@ def _tell(reached: Reached) -> None:
         inside.tell(reached)
     except Closed:
         raise
-    except Exception as error:
+    except BaseException as error:
+        failure(error)
         why = WorkerError(f"What {reached.name!r} left cannot be handed over: {described(error)}")
         inside.tell(replace(reached, outcome=Outcome.FAILED, state=None, error=why))

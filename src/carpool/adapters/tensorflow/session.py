@@ -18,6 +18,7 @@ from carpool.adapters.tensorflow.program import Program
 from carpool.adapters.tensorflow.reading import Reading
 from carpool.adapters.tensorflow.rows import Rows
 from carpool.adapters.tensorflow.state import Remembered
+from carpool.errors import failure
 from carpool.job import Job
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk
 from carpool.planning.trials import Trial
@@ -81,7 +82,8 @@ class RowsSession(FusedSession):
                 made(*_nothing(self.width, self._most, size))  # runs no step, which makes XLA compile
             except tf.errors.ResourceExhaustedError:
                 raise
-            except Exception as error:
+            except BaseException as error:
+                failure(error)
                 made = program.training(rows, size, self._most, is_jit=False)
                 made.plain_reason = f"XLA cannot compile it: {str(error).strip().splitlines()[0]}"
         return made

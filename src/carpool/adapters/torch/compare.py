@@ -16,6 +16,7 @@ from carpool.adapters.torch.check import Alone, Strict
 from carpool.adapters.torch.differences import Alones, Differences, Together, alike
 from carpool.adapters.torch.full import is_full
 from carpool.adapters.torch.stacked import Recipe
+from carpool.errors import failure
 from carpool.fidelity import DOUBLE, LOW, SINGLE, Tolerance
 
 
@@ -85,7 +86,8 @@ def _beyond_rounding(
     """Where one member's fused step differs by more than its precision explains, or None; the same words where that cannot be told."""
     try:
         itself = strict()
-    except Exception as error:  # it runs in low precision only
+    except BaseException as error:  # it runs in low precision only
+        failure(error)
         if is_full(error):
             raise
         return words

@@ -11,6 +11,7 @@ from carpool.adapters.base import Prepared
 from carpool.adapters.torch.panels import Panels
 from carpool.adapters.torch.program import Program
 from carpool.environment import cores
+from carpool.errors import failure
 from carpool.planning.widths import worth_compiling
 
 Tensors = dict[str, Tensor]
@@ -83,6 +84,7 @@ class Programs:
             return False
         try:
             launch_s = program.launch_s()
-        except Exception:  # a batch that raises here raises again when it counts, and is blamed on its row
+        except BaseException as error:
+            failure(error)  # a batch that raises here raises again when it counts, and is blamed on its row
             return False
         return worth_compiling(launches(), launch_s, program.compiling_guess_s())

@@ -17,6 +17,7 @@ from carpool.adapters.torch.full import is_full
 from carpool.adapters.torch.program import Program
 from carpool.adapters.torch.stacked import Recipe
 from carpool.adapters.torch.transfer import sent
+from carpool.errors import failure
 from carpool.memory.estimate import CHECKED_BYTES
 from carpool.planning.cursor import Chunk
 from carpool.planning.widths import spread
@@ -61,7 +62,8 @@ class Verifier:
         for place, (row, case) in enumerate(cases.items()):
             try:
                 alone[place] = solo_step(self._recipe, case)
-            except Exception as error:
+            except BaseException as error:
+                failure(error)
                 if is_full(error):
                     raise  # that is nobody's own failure
                 errors[row] = error
