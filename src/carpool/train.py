@@ -69,20 +69,25 @@ def train(
     """
     _check_options(on_error, compile)
     started = time.perf_counter()
-    jobs = list(jobs)
-    with collector.set_aside(len(jobs)):
-        prepared = _prepare(jobs, device, strategy, compile, limit(memory), ("holds",))
-        with prepared, _Reporting(reporters) as emit, Pause() as pause:
-            orders = Orders(prepared.plan.device, strategy, verify, on_error)
-            run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit)
-            emit(RunStarted(prepared.plan, prepared.plan.device, sum(s.course.steps for s in prepared.specs)))
-            try:
-                run.groups(pause)
-            except KeyboardInterrupt:
-                raise Interrupted(prepared.results(run, time.perf_counter() - started)) from None
-            seconds = time.perf_counter() - started
-            emit(RunEnded(seconds))
-    results = prepared.results(run, seconds)
+    check_strategy(strategy)
+    by_name = {str(job.name): job for job in named(list(jobs))}
+    reached: dict[str, Result] = {}
+    with Pause() as pause:
+        try:
+            with collector.set_aside(len(by_name)):
+                prepared = _prepare(by_name, device, strategy, compile, limit(memory), ("holds",), pause)
+                with prepared, _Reporting(reporters) as emit:
+                    orders = Orders(prepared.plan.device, strategy, verify, on_error)
+                    run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit, reached)
+                    steps = sum(spec.course.steps for spec in prepared.specs)
+                    emit(RunStarted(prepared.plan, prepared.plan.device, steps))
+                    run.groups(pause)
+                    seconds = time.perf_counter() - started
+                    emit(RunEnded(seconds))
+            pause.check()
+        except KeyboardInterrupt:
+            raise Interrupted(_results(by_name, reached, time.perf_counter() - started)) from None
+    results = _results(by_name, reached, seconds)
     _raise_if_all_failed(results)
     return results
 
@@ -108,8 +113,22 @@ def plan(
     no other job has its structure
     """
     wanted = ("holds", "trials") if measure else ()
-    with _prepare(jobs, device, strategy, "auto", limit(memory), wanted) as prepared:
+    check_strategy(strategy)
+    by_name = {str(job.name): job for job in named(list(jobs))}
+    with (
+        Pause() as pause,
+        _prepare(by_name, device, strategy, "auto", limit(memory), wanted, pause) as prepared,
+    ):
         return prepared.plan
+
+
+def _results(by_name: Mapping[str, Job], reached: Mapping[str, Result], seconds: float) -> Results:
+    """In the order of the jobs; one that the run never reached was interrupted."""
+    found = [
+        reached.get(name) or Result(name, Outcome.INTERRUPTED, dict(job.config or {}))
+        for name, job in by_name.items()
+    ]
+    return Results(found, seconds)
 
 
 @dataclass(frozen=True)
@@ -128,29 +147,21 @@ class _Prepared:
         """Whatever happened, nothing that was opened to describe the jobs is left running."""
         _close(self.adapters)
 
-    def results(self, run: Run, seconds: float) -> Results:
-        """The results in the order of the jobs; a job the run never reached was interrupted."""
-        return Results([run.results.get(name) or self._unreached(name) for name in self.jobs], seconds)
-
-    def _unreached(self, name: str) -> Result:
-        return Result(name, Outcome.INTERRUPTED, dict(self.jobs[name].config or {}))
-
 
 def _prepare(
-    jobs: Iterable[Job],
+    by_name: dict[str, Job],
     device: str,
     strategy: str,
     compile: str | bool,
     most: Limit,
-    measure: Collection[str] = (),
+    measure: Collection[str],
+    pause: Pause,
 ) -> _Prepared:
-    """`measure` names what is measured now where it is not remembered: "holds", "trials"."""
-    check_strategy(strategy)
-    by_name = {str(job.name): job for job in named(jobs)}
+    """`measure` names what is measured now where it is not remembered: "holds", "trials". Ctrl-C is taken between two jobs, or two questions about them."""
     loaded: dict[str, Adapter] = {}
     try:
         with collector.put_off():
-            return _planned(by_name, loaded, device, strategy, compile, most, measure)
+            return _planned(by_name, loaded, device, strategy, compile, most, measure, pause)
     except BaseException:
         _close(loaded)
         raise
@@ -164,14 +175,17 @@ def _planned(
     compile: str | bool,
     most: Limit,
     measure: Collection[str],
+    pause: Pause,
 ) -> _Prepared:
     specs: list[ModelSpec] = []
     rejected: dict[str, BaseException] = {}
     owners = {name: _adapter(job, loaded, compile) for name, job in by_name.items()}
     for adapter in loaded.values():
+        pause.check()
         adapter.device(device)
         adapter.expect([job for name, job in by_name.items() if owners[name] is adapter])
     for name, job in by_name.items():
+        pause.check()
         try:
             spec = owners[name].describe(job)
             specs.append(replace(spec, apart=_apart(job, owners[name], strategy, spec.apart)))
@@ -182,6 +196,7 @@ def _planned(
             rejected[name] = error
 
     def refusal(members: Sequence[ModelSpec]) -> str | None:
+        pause.check()
         fuser = loaded[members[0].adapter].fuser
         if fuser is None:
             return f"the {members[0].adapter} adapter cannot stack models"
@@ -192,6 +207,7 @@ def _planned(
         )
 
     def tried(members: Sequence[ModelSpec]) -> Trial | None:
+        pause.check()
         fuser = loaded[members[0].adapter].fuser
         if fuser is None or strategy not in ("auto", "isolated"):
             return None
@@ -199,16 +215,19 @@ def _planned(
         return fuser.tried([by_name[spec.name] for spec in members], here and "trials" in measure)
 
     def footprint(members: Sequence[ModelSpec]) -> Footprint | None:
+        pause.check()
         fuser = loaded[members[0].adapter].fuser
         return fuser.footprint([by_name[spec.name] for spec in members]) if fuser else None
 
     def holds(members: Sequence[ModelSpec]) -> Hold | None:
+        pause.check()
         if strategy != "auto" or where != "cpu" or cores() < 2 or worker.here():
             return None
         held = [by_name[spec.name] for spec in members]
         found = loaded[members[0].adapter].hold(held[0], "holds" in measure)
         return found if found is not None and all(isolated.is_picklable(job) for job in held) else None
 
+    pause.check()
     where = next(iter(loaded.values())).device(device)
     seen = devices.read(where)
     made = make_plan(

@@ -67,10 +67,16 @@ class Orders:
 
 
 class Run:
-    """A plan being carried out; `results` fills up as jobs end."""
+    """A plan being carried out; `results` fills up as jobs end, for whoever gave it."""
 
     def __init__(
-        self, plan: Plan, jobs: Mapping[str, Job], adapters: Mapping[str, Adapter], orders: Orders, emit: Emit
+        self,
+        plan: Plan,
+        jobs: Mapping[str, Job],
+        adapters: Mapping[str, Adapter],
+        orders: Orders,
+        emit: Emit,
+        results: dict[str, Result] | None = None,
     ) -> None:
         self._plan = plan
         self._jobs = jobs
@@ -82,7 +88,7 @@ class Run:
         self._open: dict[Lane, Entry] = {}
         self._workers = Workers(plan, jobs, adapters, orders.verify)
         self._most_open = 1 if orders.strategy == "in_turn" else MOST_OPEN
-        self.results: dict[str, Result] = {}
+        self.results = {} if results is None else results
 
     def groups(self, pause: Pause) -> None:
         """Runs every group: those of higher priority are opened first, otherwise in the plan's order."""
