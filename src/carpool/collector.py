@@ -27,9 +27,9 @@ def set_aside(models: int) -> Iterator[None]:
         _runs += takes_part
         everything = takes_part and _aside + models > _MOST_ASIDE
         _aside = models if everything else _aside + models * takes_part
-    if takes_part:
-        gc.collect(2 if everything else 1)
     try:
+        if takes_part:
+            gc.collect(2 if everything else 1)
         yield
     finally:
         with _lock:
@@ -42,8 +42,8 @@ def set_aside(models: int) -> Iterator[None]:
 def put_off() -> Iterator[None]:
     """Inside, no garbage is looked for."""
     was_on = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         with _lock:

@@ -112,7 +112,7 @@ class Reader:
                     if held:
                         self._push(Item(held.pop(), last=False))
                     held.append(self._prepare(batch))
-            except Exception:  # what was read before it counts
+            except BaseException:  # what was read before it counts
                 if held:
                     self._push(Item(held.pop(), last=False))
                 raise

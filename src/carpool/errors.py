@@ -18,7 +18,8 @@ CarpoolError
 └── StepError           a job that failed while running (a value in its result unless on_error="raise")
 Interrupted (a KeyboardInterrupt) carries the results so far.
 
-Misuse raises before anything runs; one job's failure while running is a value in its result.
+Misuse raises before anything runs; one job's failure while running is a value in its result. That is whatever a job's own code raises,
+`SystemExit` and cancelled tasks too (`failure`): only Ctrl-C, a KeyboardInterrupt, is about the whole run.
 Every message says what was expected, what was received and what to do.
 """
 
@@ -99,6 +100,30 @@ class Interrupted(KeyboardInterrupt):
         self.results = results
 
 
+def failure(error: BaseException) -> BaseException:
+    """What a job's own code raised, as that job's failure. An interruption is nobody's failure: it is raised again.
+
+    >>> failure(SystemExit(3))
+    SystemExit(3)
+    """
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    return error
+
+
+def raisable(error: BaseException) -> Exception:
+    """A job's failure in a form that can be raised for all of a run: a job that called `sys.exit` does not end the process.
+
+    >>> raisable(SystemExit(3))
+    StepError('SystemExit: exit code 3')
+    """
+    if isinstance(error, Exception):
+        return error
+    made = StepError(described(error))
+    made.__cause__ = error
+    return made
+
+
 def sentence(expected: str, received: str, remedy: str) -> str:
     """The one shape of our messages.
 
@@ -109,6 +134,12 @@ def sentence(expected: str, received: str, remedy: str) -> str:
 
 
 def described(error: BaseException) -> str:
-    """An exception in one line, the way reports show it."""
+    """An exception in one line, the way reports show it.
+
+    >>> described(SystemExit(3)), described(ValueError("no"))
+    ('SystemExit: exit code 3', 'ValueError: no')
+    """
     text = " ".join(str(error).split())
+    if isinstance(error, SystemExit) and not isinstance(error.code, str):
+        text = f"exit code {error.code or 0}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

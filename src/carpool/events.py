@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from carpool.fidelity import Proof
 from carpool.planning.plan import Plan
 from carpool.planning.trials import Trial
 from carpool.result import Outcome
@@ -50,11 +51,15 @@ class GroupCompiled:
 
 @dataclass(frozen=True)
 class GroupVerified:
-    """A fused step was compared with each checked member's step alone, before it counted."""
+    """A fused step was held against the steps of these many members, before it counted, and they agreed.
+
+    `proof` says how. `max_difference` is between steps that were run: where traces were compared, none was.
+    """
 
     group: int
     checked: int
     max_difference: float
+    proof: Proof = Proof.STEPS
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,16 @@ from carpool import adapters, collector
 from carpool import reporters as reporting
 from carpool.adapters.base import Adapter
 from carpool.environment import cores
-from carpool.errors import CarpoolError, Interrupted, JobError, OptionError, described, sentence
+from carpool.errors import (
+    CarpoolError,
+    Interrupted,
+    JobError,
+    OptionError,
+    described,
+    failure,
+    raisable,
+    sentence,
+)
 from carpool.events import (
     Emit,
     EpochEnded,
@@ -69,20 +78,25 @@ def train(
     """
     _check_options(on_error, compile)
     started = time.perf_counter()
-    jobs = list(jobs)
-    with collector.set_aside(len(jobs)), _Reporting(reporters) as emit:
-        prepared = _prepare(jobs, device, strategy, compile, limit(memory), ("holds",), emit)
-        with prepared, Pause() as pause:
-            orders = Orders(prepared.plan.device, strategy, verify, on_error)
-            run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit)
-            emit(RunStarted(prepared.plan, prepared.plan.device, sum(s.course.steps for s in prepared.specs)))
-            try:
-                run.groups(pause)
-            except KeyboardInterrupt:
-                raise Interrupted(prepared.results(run, time.perf_counter() - started)) from None
-            seconds = time.perf_counter() - started
-            emit(RunEnded(seconds))
-    results = prepared.results(run, seconds)
+    check_strategy(strategy)
+    by_name = {str(job.name): job for job in named(list(jobs))}
+    reached: dict[str, Result] = {}
+    with _Reporting(reporters) as emit, Pause() as pause:
+        try:
+            with collector.set_aside(len(by_name)):
+                prepared = _prepare(by_name, device, strategy, compile, limit(memory), ("holds",), pause, emit)
+                with prepared:
+                    orders = Orders(prepared.plan.device, strategy, verify, on_error)
+                    run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit, reached)
+                    steps = sum(spec.course.steps for spec in prepared.specs)
+                    emit(RunStarted(prepared.plan, prepared.plan.device, steps))
+                    run.groups(pause)
+                    seconds = time.perf_counter() - started
+                    emit(RunEnded(seconds))
+            pause.check()
+        except KeyboardInterrupt:
+            raise Interrupted(_results(by_name, reached, time.perf_counter() - started)) from None
+    results = _results(by_name, reached, seconds)
     _raise_if_all_failed(results)
     return results
 
@@ -108,8 +122,22 @@ def plan(
     no other job has its structure
     """
     wanted = ("holds", "trials") if measure else ()
-    with _prepare(jobs, device, strategy, "auto", limit(memory), wanted) as prepared:
+    check_strategy(strategy)
+    by_name = {str(job.name): job for job in named(list(jobs))}
+    with (
+        Pause() as pause,
+        _prepare(by_name, device, strategy, "auto", limit(memory), wanted, pause) as prepared,
+    ):
         return prepared.plan
+
+
+def _results(by_name: Mapping[str, Job], reached: Mapping[str, Result], seconds: float) -> Results:
+    """In the order of the jobs; one that the run never reached was interrupted."""
+    found = [
+        reached.get(name) or Result(name, Outcome.INTERRUPTED, dict(job.config or {}))
+        for name, job in by_name.items()
+    ]
+    return Results(found, seconds)
 
 
 @dataclass(frozen=True)
@@ -128,30 +156,22 @@ class _Prepared:
         """Whatever happened, nothing that was opened to describe the jobs is left running."""
         _close(self.adapters)
 
-    def results(self, run: Run, seconds: float) -> Results:
-        """The results in the order of the jobs; a job the run never reached was interrupted."""
-        return Results([run.results.get(name) or self._unreached(name) for name in self.jobs], seconds)
-
-    def _unreached(self, name: str) -> Result:
-        return Result(name, Outcome.INTERRUPTED, dict(self.jobs[name].config or {}))
-
 
 def _prepare(
-    jobs: Iterable[Job],
+    by_name: dict[str, Job],
     device: str,
     strategy: str,
     compile: str | bool,
     most: Limit,
-    measure: Collection[str] = (),
+    measure: Collection[str],
+    pause: Pause,
     emit: Emit = lambda event: None,
 ) -> _Prepared:
-    """`measure` names what is measured now where it is not remembered: "holds", "trials"."""
-    check_strategy(strategy)
-    by_name = {str(job.name): job for job in named(jobs)}
+    """`measure` names what is measured now where it is not remembered: "holds", "trials". Ctrl-C is taken between two jobs, or two questions about them."""
     loaded: dict[str, Adapter] = {}
     try:
         with collector.put_off():
-            return _planned(by_name, loaded, device, strategy, compile, most, measure, emit)
+            return _planned(by_name, loaded, device, strategy, compile, most, measure, pause, emit)
     except BaseException:
         _close(loaded)
         raise
@@ -165,6 +185,7 @@ def _planned(
     compile: str | bool,
     most: Limit,
     measure: Collection[str],
+    pause: Pause,
     emit: Emit,
 ) -> _Prepared:
     emit(PreparationBegan(f"building {len(by_name)} job(s)"))
@@ -172,18 +193,22 @@ def _planned(
     rejected: dict[str, BaseException] = {}
     owners = {name: _adapter(job, loaded, compile) for name, job in by_name.items()}
     for adapter in loaded.values():
+        pause.check()
         adapter.device(device)
         adapter.expect([job for name, job in by_name.items() if owners[name] is adapter])
     for name, job in by_name.items():
+        pause.check()
         try:
             spec = owners[name].describe(job)
             specs.append(replace(spec, apart=_apart(job, owners[name], strategy, spec.apart)))
         except CarpoolError:
             raise
-        except Exception as error:  # the user's own factory or data raised: that job's failure, not the run's
+        except BaseException as error:
+            failure(error)  # the user's own factory or data raised: that job's failure, not the run's
             rejected[name] = error
 
     def refusal(members: Sequence[ModelSpec]) -> str | None:
+        pause.check()
         fuser = loaded[members[0].adapter].fuser
         if fuser is None:
             return f"the {members[0].adapter} adapter cannot stack models"
@@ -194,6 +219,7 @@ def _planned(
         )
 
     def tried(members: Sequence[ModelSpec]) -> Trial | None:
+        pause.check()
         fuser = loaded[members[0].adapter].fuser
         if fuser is None or strategy not in ("auto", "isolated"):
             return None
@@ -201,16 +227,19 @@ def _planned(
         return fuser.tried([by_name[spec.name] for spec in members], here and "trials" in measure)
 
     def footprint(members: Sequence[ModelSpec]) -> Footprint | None:
+        pause.check()
         fuser = loaded[members[0].adapter].fuser
         return fuser.footprint([by_name[spec.name] for spec in members]) if fuser else None
 
     def holds(members: Sequence[ModelSpec]) -> Hold | None:
+        pause.check()
         if strategy != "auto" or where != "cpu" or cores() < 2 or worker.here():
             return None
         held = [by_name[spec.name] for spec in members]
         found = loaded[members[0].adapter].hold(held[0], "holds" in measure)
         return found if found is not None and all(isolated.is_picklable(job) for job in held) else None
 
+    pause.check()
     emit(PreparationBegan(f"planning {len(by_name)} job(s)"))
     where = next(iter(loaded.values())).device(device)
     seen = devices.read(where)
@@ -281,7 +310,7 @@ def _raise_if_all_failed(results: Results) -> None:
     errors = [result.error for result in results]
     if errors and all(error is not None for error in errors):
         assert errors[0] is not None
-        raise errors[0]
+        raise raisable(errors[0])
 
 
 class _Reporting:
@@ -312,14 +341,20 @@ class _Reporting:
         for reporter in tuple(self._reporters):
             if not hears(reporter, type(event)):
                 continue
-            try:
-                reporter(event)
-            except Exception as error:  # a reporter watches: what it raises must not change what it watches
+            if not self._guarded(reporter, lambda to=reporter: to(event)):
                 self._reporters.remove(reporter)
-                text = f"carpool: reporter {reporter!r} raised {described(error)}; the run goes on without it"
-                warnings.warn(text, stacklevel=2)
 
     def __exit__(self, *_: object) -> None:
         for reporter in self._reporters:
             if (close := getattr(reporter, "close", None)) is not None:
-                close()
+                self._guarded(reporter, close)
+
+    def _guarded(self, reporter: Any, call: Callable[[], object]) -> bool:
+        """Whether it went well: a reporter watches, and what it raises must not change what it watches."""
+        try:
+            call()
+        except BaseException as error:
+            text = f"carpool: reporter {reporter!r} raised {described(failure(error))}; the run goes on without it"
+            warnings.warn(text, stacklevel=3)
+            return False
+        return True

@@ -16,6 +16,7 @@ from carpool.events import EpochEnded, Event, GroupAdvanced, GroupResized, Group
 from carpool.executors import driver as module
 from carpool.executors.driver import Driver, Unfit
 from carpool.executors.member import Member
+from carpool.fidelity import Proof
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Course
 from carpool.result import Outcome
 from carpool.testing import FakeFusedSession, FakeSession, Script
@@ -473,10 +474,21 @@ def test_a_row_alone_is_not_checked():
     assert not solo(Script()).run(verify=True).seen(GroupVerified)
 
 
+@pytest.mark.parametrize("proof", list(Proof))
+def test_what_was_verified_is_reported_with_its_proof(proof: Proof):
+    stage = fused({"a": Script(), "b": Script()}, proof=proof).run()
+    assert [(event.checked, event.proof) for event in stage.seen(GroupVerified)] == [(2, proof)]
+
+
+def test_what_was_not_verified_is_not_reported_as_verified():
+    assert not fused({"a": Script(), "b": Script()}, proof=None).run(verify=True).seen(GroupVerified)
+
+
 def test_a_mismatch_at_the_first_step_is_unfit_and_nothing_ran():
     stage = fused({"a": Script(), "b": Script()}, mismatches=["'fc.weight' differs"])
     with pytest.raises(Unfit, match=r"'fc\.weight' differs"):
         stage.run()
+    assert not stage.seen(GroupVerified)
     assert stage.session.chunks == []
     assert stage.ended == {}
 
@@ -494,6 +506,17 @@ def test_verifying_goes_on_with_other_rows_each_epoch():
     first, *later = [rows for _, rows in stage.session.asked("check")]
     assert first == tuple(range(10))
     assert later == [(4, 5, 6, 7), (8, 9, 0, 1), (2, 3, 4, 5)]
+
+
+def test_verifying_goes_on_with_rows_that_begin_an_epoch():
+    """In the middle of an epoch a row may hold gradients of batches before (`accumulate`), which its step alone knows nothing of."""
+    courses = {"a": (20, 4, 3), "b": (12, 4, 3), "c": (20, 4, 3)}
+    stage = fused({name: Script() for name in courses}, courses).run(verify=True)
+    _, *later = stage.session.asked("check")
+    assert len(later) > 2
+    for chunk, rows in later:
+        cursors = dict(zip(chunk.rows, chunk.cursors, strict=True))
+        assert all(cursors[row].batch == 0 for row in rows)
 
 
 def test_without_verify_only_the_first_step_is_checked():

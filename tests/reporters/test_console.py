@@ -25,6 +25,7 @@ from carpool.events import (
     RunEnded,
     RunStarted,
 )
+from carpool.fidelity import Proof
 from carpool.planning.plan import Plan
 from carpool.reporters import default
 from carpool.reporters.console import Console
@@ -196,6 +197,18 @@ def test_a_log_gets_few_lines(plan_of: MakePlan, log: rich.console.Console) -> N
         "0 of 4 jobs done, 4 running, 0 waiting; 80 % of steps; 80 member-steps/s; 20.0 s",
         "group 0: repacked from 4 to 2 members",
         "4 jobs: 4 completed; 2,000 member-steps in 25.0 s; 5.0 s of it preparing; best loss 0.01 (s0,m0)",
+    ]
+
+
+def test_a_log_says_that_traces_were_compared_and_no_step_was_run(
+    plan_of: MakePlan, log: rich.console.Console
+) -> None:
+    show = Console(clock=FakeClock(), console=log)
+    plan = plan_of(1, 4)
+    show(RunStarted(plan, "cpu", 20))
+    show(GroupVerified(0, 4, 0.0, Proof.TRACES))
+    assert text(log).splitlines()[1:] == [
+        "group 0: the steps of 4 members have equal traces; none was run alone"
     ]
 
 

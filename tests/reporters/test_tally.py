@@ -22,6 +22,7 @@ from carpool.events import (
     RunEnded,
     RunStarted,
 )
+from carpool.fidelity import Proof
 from carpool.planning.plan import Plan
 from carpool.reporters.pace import Pace
 from carpool.reporters.tally import State, Tally
@@ -95,6 +96,7 @@ def test_group_notes_say_the_last_thing_that_happened(plan_of: MakePlan) -> None
         GroupCompiled(0, 8, 4, True, 5.14): "compiled in 5.1 s",
         GroupCompiled(0, 8, 4, False, 0.5): "traced in 0.5 s",
         GroupVerified(0, 2, 3.1e-7): "verified 2 within 3.1e-07",
+        GroupVerified(0, 2, 0.0, Proof.TRACES): "equal traces of 2",
         GroupFellBack(0, ("s0,m0",), "mismatch"): "one by one: mismatch",
         GroupResized(0, 4, 2): "repacked to 2",
     }

@@ -10,6 +10,7 @@ from typing import Any
 from carpool.adapters.base import Adapter
 from carpool.adapters.tensorflow.factories import makes_modules
 from carpool.errors import ModelError, sentence
+from carpool.executors.interrupt import WholeImports
 from carpool.job import Job
 
 TABLE = {
@@ -27,6 +28,9 @@ NEEDS = {"tensorflow-graph": "tensorflow"}
 def load(name: str) -> type[Adapter]:
     """The adapter class of this name."""
     module, _, attribute = TABLE[name].partition(":")
+    if module not in sys.modules:
+        with WholeImports():
+            importlib.import_module(module)
     return getattr(importlib.import_module(module), attribute)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from carpool import collector
 from carpool.errors import FusionError, ModelError, described, sentence
+from carpool.fidelity import Proof
 from carpool.job import Job
 from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Chunk, Cursor, Supply
@@ -94,11 +95,20 @@ class Reading(Protocol):
 
 @dataclass(frozen=True)
 class Check:
-    """A fused step beside each checked member's step alone."""
+    """What shows that a fused step is its members' steps: of `checked` members, by steps or by traces. Made of nothing, it says that nothing was compared."""
 
-    checked: int
-    max_difference: float
-    mismatch: str | None
+    checked: int = 0
+    max_difference: float = 0.0
+    """Between steps that were run."""
+    mismatch: str | None = None
+    proof: Proof = Proof.STEPS
+
+    @classmethod
+    def of(cls, checks: Sequence[Check]) -> Check:
+        """Several of steps as one."""
+        worst = max((check.max_difference for check in checks), default=0.0)
+        mismatch = next((check.mismatch for check in checks if check.mismatch is not None), None)
+        return cls(sum(check.checked for check in checks), worst, mismatch)
 
 
 @dataclass(frozen=True)
@@ -239,7 +249,7 @@ class FusedSession(Session):
 
     @abstractmethod
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
-        """Compares the chunk's first step with each row's step alone, and leaves no trace of either."""
+        """Holds the chunk's first step against each row's step alone, and leaves no trace of either."""
 
     def trial(self, chunk: Chunk) -> Trial | None:
         """Measures a launch of the chunk beside a member's step alone, and leaves no trace; None where it cannot tell."""

@@ -25,7 +25,7 @@ from carpool.adapters.base import (
     Ticket,
     Unstackable,
 )
-from carpool.errors import StepError, sentence
+from carpool.errors import StepError, failure, sentence
 from carpool.events import (
     BatchesRead,
     Emit,
@@ -239,7 +239,8 @@ class Driver:
         """What is raised here is raised again where it is waited for, and told there."""
         try:
             return self._session.begin_evaluating(rows)
-        except Exception:
+        except BaseException as error:
+            failure(error)
             return None
 
     def _move(self, ticket: Ticket) -> None:
@@ -330,7 +331,8 @@ class Driver:
             return self._session.evaluate(rows), {}
         except DeviceFull:
             raise
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             if len(rows) == 1:
                 return (), {rows[0]: error}
         shown: list[MetricRow] = []
@@ -341,13 +343,14 @@ class Driver:
             failed |= errors
         return shown, failed
 
-    def _end_epoch(self, row: int, metrics: Mapping[str, float]) -> Exception | None:
+    def _end_epoch(self, row: int, metrics: Mapping[str, float]) -> BaseException | None:
         """Writes the history, steps the schedule, calls the callbacks; what these raise is the job's own failure."""
         member = self._members[row]
-        raised: Exception | None = None
+        raised: BaseException | None = None
         try:
             metrics = {**metrics, **(self._session.end_epoch(row, metrics) or {})}
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             raised = error
         for name, value in metrics.items():
             member.history.setdefault(name, []).append(value)
@@ -363,7 +366,8 @@ class Driver:
                 if callable(callback):  # the others are of the model's framework, whose session calls them
                     callback(event)
             self._check_undisturbed(row)
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             return error
         return None
 
@@ -422,6 +426,7 @@ class Driver:
     def _fail(self, errors: Mapping[int, BaseException]) -> None:
         self._journal.write(self._members)
         for row, error in errors.items():
+            failure(error)
             if row not in self._members:
                 continue  # it diverged in the chunk in which it raised, and has ended
             state = self._session.leave([row])[0]
@@ -469,9 +474,10 @@ class Driver:
         except StepFailure as failure:
             self._fail(failure.errors)
             return False
-        self._emit(GroupVerified(self._group, check.checked, check.max_difference))
         if check.mismatch is not None:
             raise Unfit(check.mismatch)
+        if check.checked:
+            self._emit(GroupVerified(self._group, check.checked, check.max_difference, check.proof))
         return True
 
     def _repack(self) -> None:
@@ -492,6 +498,10 @@ class Driver:
 
 
 def _sample(chunk: Chunk) -> tuple[int, ...]:
-    """A few rows, others at each epoch, so that a long run comes round to all of them."""
-    start = chunk.cursors[0].epoch * _SAMPLE_ROWS
-    return tuple(chunk.rows[(start + i) % len(chunk.rows)] for i in range(min(_SAMPLE_ROWS, len(chunk.rows))))
+    """A few rows, others at each epoch, so that a long run comes round to all of them.
+
+    Of those that begin one: in the middle of an epoch a row may hold gradients of batches before, which its step alone knows nothing of.
+    """
+    begin = [place for place, cursor in enumerate(chunk.cursors) if cursor.batch == 0]
+    start = chunk.cursors[begin[0]].epoch * _SAMPLE_ROWS
+    return tuple(chunk.rows[begin[(start + i) % len(begin)]] for i in range(min(_SAMPLE_ROWS, len(begin))))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from carpool.adapters.base import Adapter, JobState
-from carpool.errors import WorkerError, described
+from carpool.errors import WorkerError, described, failure
 from carpool.events import (
     BatchesRead,
     EpochEnded,
@@ -65,9 +66,17 @@ class Began:
 
 def carry_out(request: Request) -> None:
     """Trains the jobs of a request, in a worker, and tells what happens."""
+    with contextlib.suppress(KeyboardInterrupt), Pause() as pause:  # what every job had reached has been told
+        _carry_out(request, pause)
+
+
+def _carry_out(request: Request, pause: Pause) -> None:
     from carpool.train import Orders, Run, _prepare  # it imports this module
 
-    with _prepare(request.jobs, request.device, request.strategy, request.compile, request.most) as prepared:
+    by_name = {str(job.name): job for job in request.jobs}
+    with _prepare(
+        by_name, request.device, request.strategy, request.compile, request.most, (), pause
+    ) as prepared:
         orders = Orders(prepared.plan.device, request.strategy, request.verify)
         adapter = next(iter(prepared.adapters.values()))
 
@@ -78,12 +87,8 @@ def carry_out(request: Request) -> None:
                 inside.tell(event)
 
         inside.tell(Began(inside.rss_bytes()))
-        run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit)
-        with Pause() as pause:
-            try:
-                run.groups(pause)
-            except KeyboardInterrupt:
-                return  # what every job had reached has been told
+        run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit, {})
+        run.groups(pause)
 
 
 def _reached(result: Result, job: Job, adapter: Adapter) -> Reached:
@@ -97,6 +102,7 @@ def _tell(reached: Reached) -> None:
         inside.tell(reached)
     except Closed:
         raise
-    except Exception as error:
+    except BaseException as error:
+        failure(error)
         why = WorkerError(f"What {reached.name!r} left cannot be handed over: {described(error)}")
         inside.tell(replace(reached, outcome=Outcome.FAILED, state=None, error=why))

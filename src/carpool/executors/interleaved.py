@@ -26,7 +26,7 @@ from carpool.adapters.base import (
     Trained,
     Unstackable,
 )
-from carpool.errors import FusionError, OutOfRoomError, described, sentence
+from carpool.errors import FusionError, OutOfRoomError, described, failure, sentence
 from carpool.events import (
     Emit,
     GroupCompiled,
@@ -67,10 +67,16 @@ class Orders:
 
 
 class Run:
-    """A plan being carried out; `results` fills up as jobs end."""
+    """A plan being carried out; `results` fills up as jobs end, for whoever gave it."""
 
     def __init__(
-        self, plan: Plan, jobs: Mapping[str, Job], adapters: Mapping[str, Adapter], orders: Orders, emit: Emit
+        self,
+        plan: Plan,
+        jobs: Mapping[str, Job],
+        adapters: Mapping[str, Adapter],
+        orders: Orders,
+        emit: Emit,
+        results: dict[str, Result] | None = None,
     ) -> None:
         self._plan = plan
         self._jobs = jobs
@@ -82,7 +88,7 @@ class Run:
         self._open: dict[Lane, Entry] = {}
         self._workers = Workers(plan, jobs, adapters, orders.verify)
         self._most_open = 1 if orders.strategy == "in_turn" else MOST_OPEN
-        self.results: dict[str, Result] = {}
+        self.results = {} if results is None else results
 
     def groups(self, pause: Pause) -> None:
         """Runs every group: those of higher priority are opened first, otherwise in the plan's order."""
@@ -137,7 +143,8 @@ class Run:
             self._emit(GroupStarted(entry.number, entry.names, entry.strategy))
         try:
             driver, session = self._driven(entry)
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             self._ledger = self._ledger.release(entry.holder)
             if self._is_full(entry, error):
                 self._shrink(entry, error, entry.saved)
@@ -213,7 +220,8 @@ class Run:
                 trained = (
                     adapter.absorb(member.job, state) if state is not None else adapter.trained(member.job)
                 )
-            except Exception as raised:  # half of it may be written: nobody starts again from that
+            except BaseException as raised:  # half of it may be written: nobody starts again from that
+                failure(raised)
                 trained, outcome, error = adapter.trained(member.job), Outcome.FAILED, raised
             seconds = time.perf_counter() - started
             ended = _result(member, outcome, trained, error, seconds, peak_bytes(), entry)
@@ -243,7 +251,8 @@ class Run:
         try:
             if not lane.advance():
                 self._close(lane)
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             if self._is_full(entry, error):
                 self._recover(lane, entry, error)
                 return
@@ -266,17 +275,18 @@ class Run:
         lane.abandon()
         try:
             lane.session.close()
-        except Exception as error:  # its jobs have their outcomes, and the others go on
+        except BaseException as error:  # its jobs have their outcomes, and the others go on
+            failure(error)
             warnings.warn(f"carpool: closing {entry.names[0]!r} raised {described(error)}", stacklevel=2)
         self._ledger = self._ledger.release(entry.holder)
 
     # When the device is full
 
-    def _is_full(self, entry: Entry, error: Exception) -> bool:
+    def _is_full(self, entry: Entry, error: BaseException) -> bool:
         """Whether the device is: of a worker's we hear only what became of its jobs, it goes on by itself."""
         return entry.strategy != "isolated" and self._adapters[entry.group.adapter].is_full(error)
 
-    def _recover(self, lane: Lane, entry: Entry, error: Exception) -> None:
+    def _recover(self, lane: Lane, entry: Entry, error: BaseException) -> None:
         """Closes what did not fit; its members go on from their last whole step where they can, else from their beginning."""
         _drop_frames(error)
         members = {member.name: member for member in lane.driver.unfinished}
@@ -295,13 +305,16 @@ class Run:
         try:
             with lane.session.turn():
                 return lane.driver.salvage()
-        except Exception:  # not even its states fit
+        except BaseException as error:  # not even its states fit
+            failure(error)
             return {}
 
     def _left(self, entry: Entry) -> tuple[str, ...]:
         return tuple(name for name in entry.names if name not in self.results)
 
-    def _shrink(self, entry: Entry, error: Exception, saved: Mapping[str, tuple[Member, JobState]]) -> None:
+    def _shrink(
+        self, entry: Entry, error: BaseException, saved: Mapping[str, tuple[Member, JobState]]
+    ) -> None:
         """Queues the members again: a group in halves, a job alone with the device. One that was alone already does not fit."""
         self._adapters[entry.group.adapter].free()
         names = self._left(entry)
@@ -313,7 +326,7 @@ class Run:
             self._emit(GroupFellBack(entry.number, names, parts[0].reason))
         self._waiting.extendleft(reversed(parts))
 
-    def _give_up(self, entry: Entry, name: str, error: Exception, member: Member | None) -> None:
+    def _give_up(self, entry: Entry, name: str, error: BaseException, member: Member | None) -> None:
         available = min(devices.read(self._orders.device).free_bytes, self._ledger.capacity_bytes)
         told = sentence(
             f"room for about {shown(entry.bytes)} on {self._orders.device}",
@@ -325,7 +338,7 @@ class Run:
         failure = OutOfRoomError(f"Job {name!r}: {told}")
         self._ended(_result(reached, Outcome.OUT_OF_MEMORY, adapter.trained(job), failure, 0.0, None, entry))
 
-    def _fall_back(self, entry: Entry, error: Exception) -> None:
+    def _fall_back(self, entry: Entry, error: BaseException) -> None:
         names = tuple(name for name in entry.names if name not in self.results)
         if self._orders.on_error == "raise" and any(r.error is error for r in self.results.values()):
             raise error
@@ -351,7 +364,8 @@ class Run:
                     lane.interrupt()
                 elif isinstance(lane.session, FusedSession):
                     lane.session.abandon()
-            except Exception as raised:
+            except BaseException as raised:
+                failure(raised)
                 warnings.warn(
                     f"carpool: ending {self._open[lane].names[0]!r} raised {described(raised)}", stacklevel=2
                 )

@@ -16,7 +16,7 @@ from typing import Any
 
 from carpool.adapters.base import Adapter, JobState
 from carpool.environment import cores
-from carpool.errors import JobError, OutOfRoomError, WorkerError, described, sentence
+from carpool.errors import JobError, OutOfRoomError, WorkerError, described, failure, sentence
 from carpool.events import BatchesRead, Emit, EpochEnded
 from carpool.executors.driver import Finish, Ready
 from carpool.executors.errand import Began, Reached, Request, carry_out
@@ -60,7 +60,8 @@ class Workers:
     def _survey(self, request: Request) -> None:
         try:
             self._blocks.survey(request)
-        except Exception:
+        except BaseException as error:
+            failure(error)
             for job in request.jobs:
                 refuse_unpicklable(job)
             raise
@@ -130,7 +131,8 @@ def refuse_unpicklable(job: Job) -> None:
     for field in fields(job):
         try:
             Blocks().survey(getattr(job, field.name))
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             expected = f"a {field.name} that can be pickled, to be sent to a worker"
             raise JobError(
                 job._says(expected, described(error), "pass what a worker can open by itself: a function")
@@ -141,7 +143,8 @@ def is_picklable(job: Job) -> bool:
     """Whether the job could be sent to a worker."""
     try:
         Blocks().survey(job)
-    except Exception:
+    except BaseException as error:
+        failure(error)
         return False
     return True
 

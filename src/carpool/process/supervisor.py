@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
 
-from carpool.errors import WorkerError, described
+from carpool.errors import WorkerError, described, failure
 from carpool.memory.size import shown
 from carpool.process.child import Child
 from carpool.process.messages import Beat, Call, Message, Raised, Started
@@ -201,7 +201,8 @@ def _decoded(frame: Frame) -> Message:
     """What it says; what cannot be read here, a class that only the worker can import, is the call's failure."""
     try:
         return frame.decode()
-    except Exception as error:
+    except BaseException as error:
+        failure(error)
         why = f"What a worker process returned cannot be read here: {described(error)}"
         return Raised(WorkerError(why))
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from carpool.errors import WorkerError, described, sentence
+from carpool.errors import WorkerError, described, failure, sentence
 from carpool.process.messages import Beat, Call, News, Raised, Returned, Started
 from carpool.process.wire import Channel, Closed, Frame, round_trip
 
@@ -86,14 +86,16 @@ def _called(call: Call) -> Any:
 def _answer(channel: Channel, frame: Frame) -> None:
     try:
         value = _called(frame.decode())
-    except (Exception, KeyboardInterrupt) as error:
+    except Closed:
+        raise
+    except BaseException as error:  # also what ends a process by itself, such as SystemExit: it is the call's
         channel.send(Raised(portable(error)))
         return
     try:
         channel.send(Returned(value))
     except Closed:
         raise
-    except Exception as error:
+    except BaseException as error:
         expected = "a worker's function to return what can be pickled"
         why = WorkerError(
             sentence(
@@ -108,7 +110,8 @@ def portable(error: BaseException) -> BaseException:
     text = "".join(traceback.format_exception(error)).rstrip()
     try:
         same = type(round_trip(error)) is type(error)
-    except Exception:
+    except BaseException as raised:
+        failure(raised)
         same = False
     if not same:
         return WorkerError(f"The worker's function raised {described(error)}\n{text}")

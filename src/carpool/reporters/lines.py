@@ -11,6 +11,7 @@ from carpool.events import (
     GroupVerified,
     RunStarted,
 )
+from carpool.fidelity import Proof
 from carpool.planning.plan import Plan
 from carpool.reporters.tally import JobTally, State, Tally
 
@@ -31,8 +32,8 @@ def line(event: Event, tally: Tally) -> str | None:
         case GroupCompiled(group, size, width, compiled, seconds) if compiled or seconds >= 1.0:
             word = "compiled" if compiled else "traced"
             return f"group {group}: {word} for {width} members and batches of {size} in {seconds:.1f} s"
-        case GroupVerified(group, checked, difference) if tally.groups[group].checks == 1:
-            return f"group {group}: first step verified against {checked} alone, largest difference {difference:.1e}"
+        case GroupVerified(group) if tally.groups[group].checks == 1:
+            return f"group {group}: {_verified(event)}"
         case GroupResized(group, old_width, new_width):
             return f"group {group}: repacked from {old_width} to {new_width} members"
         case _:
@@ -107,6 +108,13 @@ def _plan_line(plan: Plan, device: str, steps: int) -> str:
     shares = ", ".join(f"{number:,} {strategy}" for strategy, number in by_strategy.items())
     jobs = count(sum(by_strategy.values()), "job")
     return f"{jobs} in {count(len(plan.groups), 'group')} on {device}: {shares}; {steps:,} steps"
+
+
+def _verified(event: GroupVerified) -> str:
+    """What was compared, and how."""
+    if event.proof is Proof.TRACES:
+        return f"the steps of {count(event.checked, 'member')} have equal traces; none was run alone"
+    return f"first step verified against {event.checked} alone, largest difference {event.max_difference:.1e}"
 
 
 def _best(tally: Tally, job: JobTally) -> str:

@@ -29,6 +29,7 @@ from carpool.events import (
     RunEnded,
     RunStarted,
 )
+from carpool.fidelity import Proof
 from carpool.planning.plan import Group, Plan
 from carpool.result import Outcome
 from carpool.stopping import direction
@@ -209,8 +210,8 @@ class Tally:
             case GroupCompiled(group, _, _, compiled, seconds):
                 self.compile_s += seconds
                 self._group(group).note = f"{'compiled' if compiled else 'traced'} in {seconds:.1f} s"
-            case GroupVerified(group, checked, max_difference):
-                self._verify(self._group(group), checked, max_difference)
+            case GroupVerified(group):
+                self._verify(self._group(group), event)
             case GroupFellBack(group, _, reason):
                 self._group(group).note = f"one by one: {reason}"
             case GroupResized(group, _, new_width):
@@ -218,10 +219,13 @@ class Tally:
             case _:
                 pass
 
-    def _verify(self, group: GroupTally, checked: int, difference: float) -> None:
+    def _verify(self, group: GroupTally, event: GroupVerified) -> None:
         group.checks += 1
-        group.max_difference = max(group.max_difference, difference)
-        group.note = f"verified {checked} within {group.max_difference:.1e}"
+        if event.proof is Proof.TRACES:
+            group.note = f"equal traces of {event.checked}"
+            return
+        group.max_difference = max(group.max_difference, event.max_difference)
+        group.note = f"verified {event.checked} within {group.max_difference:.1e}"
 
 
 def main_metric(metrics: Mapping[str, float]) -> str | None:

@@ -26,6 +26,7 @@ from carpool.adapters.base import (
     Trained,
 )
 from carpool.errors import DeviceError, sentence
+from carpool.fidelity import Proof
 from carpool.job import Job
 from carpool.planning.cursor import Chunk, Course, Cursor
 from carpool.planning.spec import ModelSpec
@@ -218,6 +219,7 @@ class FakeSession(_Scripted, Session):
 
 class FakeFusedSession(_Scripted, FusedSession):
     """Scripted jobs stacked. `mismatches` are sentences for the checks to come (None: the check holds), the last for good.
+    `proof` is what a check says it did; None: that it compared nothing.
 
     `launch_s` and `prepare_s` are what `timing` says, so that a test decides whether repacking pays.
     """
@@ -227,13 +229,14 @@ class FakeFusedSession(_Scripted, FusedSession):
         scripts: Sequence[Script],
         *,
         mismatches: Sequence[str | None] = (None,),
+        proof: Proof | None = Proof.STEPS,
         launch_s: float = 0.0,
         prepare_s: float = math.inf,
         clock: FakeClock | None = None,
     ) -> None:
         super().__init__(scripts, clock, launch_s)
         self.width = len(scripts)
-        self._mismatches = list(mismatches)
+        self._mismatches, self._proof = list(mismatches), proof
         self._timing = (launch_s, prepare_s)
 
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
@@ -244,7 +247,9 @@ class FakeFusedSession(_Scripted, FusedSession):
         if errors:
             raise StepFailure([Ticket(chunk.shortened(0), ())], errors)
         mismatch = self._mismatches.pop(0) if len(self._mismatches) > 1 else self._mismatches[0]
-        return Check(len(rows), 0.0 if mismatch is None else 1.0, mismatch)
+        if self._proof is None:
+            return Check()
+        return Check(len(rows), 0.0 if mismatch is None else 1.0, mismatch, self._proof)
 
     def leave(self, rows: Sequence[int]) -> tuple[JobState, ...]:
         self.calls.append(("leave", tuple(rows)))

@@ -18,8 +18,9 @@ import pytest
 from jax_zoo import BATCH, data, dropout, loss, mlp, plain_loop, what_is_left
 
 import carpool
-from carpool.adapters.jax import programs
-from carpool.adapters.jax.session import StackedSession
+from carpool.adapters.jax import check, programs
+from carpool.events import GroupVerified
+from carpool.fidelity import Proof
 from carpool.jax import Model
 from carpool.job import Job
 from carpool.result import Outcome, Results
@@ -223,16 +224,26 @@ def test_jax_starts_without_preallocation_unless_told_otherwise(monkeypatch: pyt
     assert held == (None if said else "false")
 
 
-def test_verify_compares_with_each_member_alone(monkeypatch: pytest.MonkeyPatch):
+def test_verify_compares_with_each_member_alone():
     jobs = [job(0.01 * (i + 1), i) for i in range(3)]
-    checks: list[Any] = []
-    check = StackedSession.check
-    monkeypatch.setattr(StackedSession, "check", lambda s, c, r: checks.append(check(s, c, r)) or checks[-1])
-    results = run(jobs, verify=True)
+    events: list[Any] = []
+    results = carpool.train(jobs, device="cpu", verify=True, reporters=[events.append])
     assert {result.strategy for result in results} == {"fused"}
-    assert [found.checked for found in checks] == [3, 3, 3]
-    assert all(found.mismatch is None for found in checks)
+    found = [(one.checked, one.proof) for one in events if isinstance(one, GroupVerified)]
+    assert found == [(3, Proof.TRACES), (3, Proof.STEPS), (3, Proof.STEPS)]
     assert_alone(results, jobs)
+
+
+def test_a_job_that_computes_in_16_bits_is_compared_as_that():
+    """The tolerance follows the lowest precision that the trace contains."""
+    rounded = check.floating(
+        jax.make_jaxpr(lambda x: (x.astype(jnp.bfloat16) * 2).astype(x.dtype))(1.0).jaxpr
+    )
+    assert rounded == {"bfloat16", "float32"}
+    before, after = {"w": np.ones(100, np.float32)}, {"w": np.full(100, 0.9, np.float32)}
+    near = {"w": after["w"] + 0.002}  # 2 % of the step
+    assert check.compared("a", before, after, near, "bfloat16").mismatch is None
+    assert check.compared("a", before, after, near, "float32").mismatch
 
 
 def test_a_stack_that_mixes_numbers_up_is_found(monkeypatch: pytest.MonkeyPatch):

@@ -165,11 +165,11 @@ def test_verify_compares_later_steps_too():
     models = [zoo.sequential(seed=i) for i in range(2)]
     zoo.ours(models, x, y, verify=True, reporters=[events.append])
     checks = [event for event in events if type(event).__name__ == "GroupVerified"]
-    compared = [event for event in checks if event.checked]
+    assert all(event.checked for event in checks)
     if zoo.BACKEND == "tensorflow":  # a step is Keras' own there: there is nothing to compare it with
-        assert not compared
+        assert not checks
     else:
-        assert len(compared) >= 2
+        assert len(checks) >= 2
     for seed, model in enumerate(models):
         alone = zoo.sequential(seed=seed)
         zoo.alone(alone, x, y)
@@ -209,3 +209,12 @@ def test_many_members_are_repacked_when_most_have_ended(monkeypatch):
     own = zoo.ours({"1": zoo.sequential(seed=1)}, x, y, epochs=4, shuffle=True, **split)["1"]
     zoo.assert_history(results["1"].history, own.history)
     zoo.assert_same_model(models[1], own.model)
+
+
+def test_a_model_is_compared_as_precisely_as_its_least_precise_layer_computes():
+    from carpool.adapters.keras.check import lowest_of
+
+    model = zoo.sequential(seed=0)
+    assert lowest_of(model) == "float32"
+    mixed = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, dtype="mixed_bfloat16")])
+    assert lowest_of(mixed) == "bfloat16"

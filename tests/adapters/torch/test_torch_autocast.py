@@ -15,6 +15,7 @@ import carpool
 from carpool.adapters.torch import compare, differences, precision, verify
 from carpool.adapters.torch.compare import tolerance
 from carpool.errors import FusionError, OptionError
+from carpool.fidelity import LOW, SINGLE
 
 X, Y = tables(False)["vector"]
 
@@ -136,7 +137,7 @@ def deep_jobs(optimizer: partial[torch.optim.Optimizer] = OPTIMIZERS[0]) -> list
 @pytest.fixture
 def less_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """So little that a network of a few layers is beyond it, as a ResNet is beyond what is allowed."""
-    monkeypatch.setattr(compare, "tolerance", lambda *_: compare.Tolerance(1e-3, 5e-2))
+    monkeypatch.setattr(compare, "tolerance", lambda *_: replace(LOW, weight=1e-3))
 
 
 @pytest.fixture
@@ -195,7 +196,7 @@ def test_an_optimizer_that_keeps_other_things_is_refused_in_any_precision(monkey
 
 def test_in_full_precision_nobody_asks_for_more(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(verify, "strict_step", lambda *_: pytest.fail("asked"))
-    monkeypatch.setattr(compare, "_FULL", compare.Tolerance(1e-12, 1e-5))
+    monkeypatch.setattr(compare, "SINGLE", replace(SINGLE, weight=1e-12))
     with pytest.raises(FusionError, match="differs from its step alone"):
         train([job("float32", seed, mlp) for seed in range(3)], "fused")
 

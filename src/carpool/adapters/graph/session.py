@@ -22,7 +22,7 @@ from carpool.adapters.graph.feeding import Arrays, Exhausted, Fed
 from carpool.adapters.graph.fetched import Fetched, scalars
 from carpool.adapters.graph.queues import Runners
 from carpool.adapters.graph.step import Step
-from carpool.errors import StepError, sentence
+from carpool.errors import StepError, failure, sentence
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor, Supply
 from carpool.source import Source
 
@@ -114,7 +114,8 @@ class GraphSession(Session):
         assert self._tap is not None
         try:
             ready = self._tap.ready()
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             return dict.fromkeys(rows, error)
         if not ready:
             return {}
@@ -210,7 +211,8 @@ class GraphSession(Session):
                 done.count(self._step(fed, cursor.step + number), _size(fed) if fed else 1)
             except (Exhausted, tf.errors.OutOfRangeError) as error:
                 self._end(error)
-            except Exception as error:
+            except BaseException as error:
+                failure(error)
                 self._error = self._error if self._is_stopping else explained(error)
         took_s = time.perf_counter() - began
         self._busy_s += took_s

@@ -14,6 +14,7 @@ import numpy as np
 
 from carpool.adapters.jax.forms import Form, Parts, form_of, kind_of
 from carpool.adapters.jax.keys import init_key, init_keys
+from carpool.errors import failure
 from carpool.job import Job
 
 FEWEST = 8
@@ -54,7 +55,8 @@ def _together(jobs: Sequence[Job]) -> dict[Job, tuple[Form, Parts]]:
             return {}  # a type that NumPy has no word for
         size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(ends[0]))
         members = _mapped(lambda key: form.split(factory(key)), jobs, max(1, _MOST_BYTES // max(1, size)))
-    except Exception:  # whatever is wrong, calling it for each job shows it as the user wrote it
+    except BaseException as error:  # whatever is wrong, calling it for each job shows it as the user wrote it
+        failure(error)
         return {}
     if not all(_same(own, made) for own, made in zip(ends, (members[0], members[-1]), strict=True)):
         return {}

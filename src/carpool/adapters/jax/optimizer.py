@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import Var
 
 from carpool.adapters.jax.shapes import shapes as nest_shapes
-from carpool.errors import OptimizerError, sentence
+from carpool.errors import OptimizerError, failure, sentence
 from carpool.fingerprint import fingerprint
 from carpool.job import Job
 
@@ -44,7 +44,8 @@ class Beginnings:
         try:
             if key not in self._made:
                 self._made[key] = optimizer.init(trained) if _is_constant(optimizer.init, trained) else None
-        except Exception:  # whatever is wrong, the call shows it
+        except BaseException as error:  # whatever is wrong, the call shows it
+            failure(error)
             return optimizer.init(trained)
         held = self._made[key]
         return optimizer.init(trained) if held is None else held

@@ -21,7 +21,7 @@ from carpool.adapters.base import (
 )
 from carpool.adapters.jax import program, programs
 from carpool.adapters.jax.build import Built
-from carpool.adapters.jax.check import compared, is_unproven
+from carpool.adapters.jax.check import compared, floating, is_unproven
 from carpool.adapters.jax.cost import most_steps
 from carpool.adapters.jax.formulation import Trials, candidates, convolves, length_limit
 from carpool.adapters.jax.functions import Functions, sizes, typed
@@ -35,6 +35,7 @@ from carpool.adapters.jax.state import loaded, stacked, taken, unstacked
 from carpool.adapters.jax.streams import Streamed
 from carpool.adapters.jax.taking import Taking
 from carpool.adapters.jax.validation import Validation
+from carpool.fidelity import Proof, lowest
 from carpool.job import Job
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor, Supply
 from carpool.planning.trials import Trial
@@ -248,7 +249,7 @@ class StackedSession(FusedSession):
         is_first = all(cursor.step == 0 for cursor in chunk.cursors)
         own = self._functions.gradient(chunk.size).traced.closed.jaxpr
         if self.width == 1 or (is_first and not is_unproven(own)):
-            return Check(len(rows) if self.width > 1 else 0, 0.0, None)
+            return Check(len(chunk.rows), proof=Proof.TRACES) if self.width > 1 else Check()
         before = self._state
         self._state = jax.tree.map(jnp.copy, before)  # a launch writes over the state that it is given
         try:
@@ -256,14 +257,17 @@ class StackedSession(FusedSession):
         finally:
             self._state = before
         start = jax.device_get(before.trained)
-        checks = [
-            compared(
-                str(self._builts[row].job.name), _row(start, row), self._alone(row, chunk), _row(after, row)
-            )
-            for row in rows
-        ]
-        mismatch = next((check.mismatch for check in checks if check.mismatch is not None), None)
-        return Check(len(checks), max(check.max_difference for check in checks), mismatch)
+        update = self._functions.update().traced.closed.jaxpr
+        least = lowest({*floating(own), *floating(update)})
+        return Check.of(
+            [
+                compared(self._name(row), _row(start, row), self._alone(row, chunk), _row(after, row), least)
+                for row in rows
+            ]
+        )
+
+    def _name(self, row: int) -> str:
+        return str(self._builts[row].job.name)
 
     def _alone(self, row: int, chunk: Chunk) -> Any:
         """The row's weights after its first step of the chunk, by a program of its own function."""

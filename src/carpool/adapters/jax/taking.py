@@ -11,6 +11,7 @@ import numpy as np
 from carpool.adapters.jax.build import Built
 from carpool.adapters.jax.program import Order
 from carpool.adapters.jax.streams import Batch, Streamed, supply_of
+from carpool.errors import failure
 from carpool.planning.cursor import Chunk, Supply
 
 
@@ -30,7 +31,8 @@ class Taking:
     def supply(self, rows: Sequence[int]) -> Mapping[int, Supply | BaseException]:
         try:
             found = supply_of(self._tap.ready())
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             return dict.fromkeys(rows, error)
         return {} if found is None else dict.fromkeys(rows, found)
 

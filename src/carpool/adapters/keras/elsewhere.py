@@ -10,7 +10,7 @@ import keras
 from carpool.adapters.base import JobState, Trained
 from carpool.adapters.keras.backends import BACKENDS
 from carpool.adapters.keras.fit import is_model, read
-from carpool.errors import JobError, ModelError, OptionError, sentence
+from carpool.errors import JobError, ModelError, OptionError, failure, sentence
 from carpool.job import Job
 from carpool.marks import Identity
 from carpool.planning.cursor import Course
@@ -64,7 +64,8 @@ def taken_home(job: Job, state: JobState | None) -> Trained:
         model = made(job)
         read(job, model)
         model.set_weights(weights)
-    except Exception:  # it only works on its own backend: the weights are all there is
+    except BaseException as error:  # it only works on its own backend: the weights are all there is
+        failure(error)
         return Trained(None, value=weights)
     return Trained(model, model.optimizer, value=weights)
 

@@ -11,12 +11,13 @@ import keras
 import numpy as np
 
 from carpool.adapters.base import Check, FusedSession, JobState, MetricRow, Prepared, StepFailure, Ticket
-from carpool.adapters.keras.check import CHECKED, compared
+from carpool.adapters.keras.check import CHECKED, compared, lowest_of
 from carpool.adapters.keras.engine import Engine, Feed
 from carpool.adapters.keras.fit import Fit
 from carpool.adapters.keras.launches import Held, Launch, Seen
 from carpool.adapters.keras.reading import Reading, epoch_of, shapes
 from carpool.adapters.keras.shown import Shown
+from carpool.errors import failure
 from carpool.job import Job
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor
 
@@ -41,7 +42,7 @@ class StackedFit(FusedSession):
         """What models held before they were first given a row's state."""
         self._begun: dict[int, Cursor] = {}
         """Where each row stood when its callbacks last heard of a beginning."""
-        self._raised: dict[int, Exception] = {}
+        self._raised: dict[int, BaseException] = {}
         """What a row's callbacks raised while others were at the same place."""
         self._left: set[int] = set()
         self._shapes: set[tuple[int, int]] = set()
@@ -153,7 +154,8 @@ class StackedFit(FusedSession):
                     self._moment(row, "on_epoch_begin", fit.options.initial_epoch + cursor.epoch)
                 if moments.each_batch:
                     self._moment(row, "on_train_batch_begin", cursor.batch)
-            except Exception as error:
+            except BaseException as error:
+                failure(error)
                 errors[row] = error
         return errors
 
@@ -167,7 +169,8 @@ class StackedFit(FusedSession):
             cursor = chunk.cursors[chunk.rows.index(row)]
             try:
                 self._moment(row, "on_train_batch_end", cursor.batch, logs=self._shown.of(row, shown))
-            except Exception as error:
+            except BaseException as error:
+                failure(error)
                 errors[row] = error
         stopped = [row for row in chunk.rows if self._fits[row].moments.stops and row not in errors]
         ends = tuple(row for row in chunk.rows if row in chunk.ends or row in stopped)
@@ -233,7 +236,8 @@ class StackedFit(FusedSession):
         """Whether the row's callbacks took the moment; what they raised, the row raises when its epoch ends."""
         try:
             self._moment(row, moment, logs=logs)
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             self._raised[row] = error
             return False
         return True
@@ -337,17 +341,18 @@ class StackedFit(FusedSession):
         """
         is_first = all(cursor.step == 0 for cursor in chunk.cursors)
         if self.width == 1 or (is_first and self._key in CHECKED):
-            return Check(0, 0.0, None)
+            return Check()
         if not is_first:
             self._bring_home()
         row, feed = rows[-1], self._reading.feed(chunk.shortened(1))
         alone = self._engine.step_alone(row, feed)
         if alone is None:
-            return Check(0, 0.0, None)
+            return Check()
         every = np.ones(self.width, bool)
         first = np.zeros(self.width, np.int64)
         trial, logs = self._engine.train(self._engine.stack(), feed, every, every, first)
-        check = compared(str(self._fits[row].job.name), alone, self._engine.after_step(trial, row, logs))
+        fit, after = self._fits[row], self._engine.after_step(trial, row, logs)
+        check = compared(str(fit.job.name), alone, after, lowest_of(fit.model))
         if check.mismatch is None:
             CHECKED.add(self._key)
         return check

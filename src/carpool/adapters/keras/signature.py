@@ -22,6 +22,7 @@ import numpy as np
 from keras.src.utils.module_utils import tensorflow as lazy_tensorflow
 
 from carpool.adapters.keras.fit import Fit
+from carpool.errors import failure
 from carpool.fingerprint import digest, fingerprint
 from carpool.marks import Identity
 from carpool.planning.spec import Signature
@@ -113,7 +114,8 @@ def _model(model: Any) -> Entries:
         return
     try:
         entries = [*_functions(model), *_numbers(model), *_flat("", _plain(model.get_config()))]
-    except Exception:
+    except BaseException as error:
+        failure(error)
         yield "model", Identity(model)
         return
     yield "model", type(model).__name__
@@ -190,9 +192,11 @@ def _compiled(model: Any) -> Entries:
     held.pop("optimizer", None)
     for word, value in sorted(held.items()):
         try:
-            yield f"compile: {word}", _said(value)
-        except Exception:
-            yield f"compile: {word}", Identity(model)
+            said = _said(value)
+        except BaseException as error:
+            failure(error)
+            said = Identity(model)
+        yield f"compile: {word}", said
 
 
 def _said(value: Any) -> Hashable:

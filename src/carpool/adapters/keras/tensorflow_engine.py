@@ -20,7 +20,7 @@ from keras.src import tree
 from carpool.adapters.keras.engine import Engine, Feed
 from carpool.adapters.keras.tensorflow_program import Form, Program, handles, traced, variables
 from carpool.environment import cores
-from carpool.errors import DeviceError, sentence
+from carpool.errors import DeviceError, failure, sentence
 from carpool.marks import Identity
 
 _MOST_THREADS = 16  # they wait rather than work: TensorFlow has its own that work
@@ -90,7 +90,8 @@ class TensorFlowEngine(Engine):
             for steps, size in shapes:
                 for row in self._rows:
                     self._traced(row, Feed(pool, np.zeros((1, steps, size), np.int32)), "train")
-        except Exception:
+        except BaseException as error:
+            failure(error)
             return
 
     def train(
@@ -117,7 +118,8 @@ class TensorFlowEngine(Engine):
             try:
                 with tf.device(self._device):
                     return program(row.handles, leaves, feed.order[number], fresh)
-            except Exception as error:
+            except BaseException as error:
+                failure(error)
                 row.error = error
                 raise
 
@@ -184,7 +186,8 @@ class TensorFlowEngine(Engine):
                     program([other.handle for other in others], leaves, none, fresh=False)
             except tf.errors.ResourceExhaustedError:
                 raise
-            except Exception as error:
+            except BaseException as error:
+                failure(error)
                 return f"XLA cannot compile it: {str(error).strip().splitlines()[0]}"
 
         if program.is_shared:

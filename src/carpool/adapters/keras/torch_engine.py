@@ -25,6 +25,7 @@ from carpool.adapters.keras.torch_state import Layout, State
 from carpool.adapters.keras.torch_step import starting_metrics, variables
 from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.clock import Receipt, Stream
+from carpool.errors import failure
 from carpool.kernels.table import alone
 from carpool.marks import Identity
 
@@ -268,7 +269,8 @@ def _tried(models: Sequence[Any], batch: Any, length: int, key: Hashable, device
                 return str(error)
             _holding.add(key)
             attempt(*given, _own_key(key, models[0]), device, is_shared=False)
-    except Exception as error:
+    except BaseException as error:
+        failure(error)
         return blame(error)
     return None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from carpool.adapters.base import Adapter, JobState, MetricRow, Session, StepFailure, Ticket, Trained
 from carpool.adapters.loop.ambient import Ambient
-from carpool.errors import DeviceError, StepError, sentence
+from carpool.errors import DeviceError, StepError, failure, sentence
 from carpool.job import Job
 from carpool.loop import OwnLoop
 from carpool.memory.size import size
@@ -58,7 +58,8 @@ class LoopSession(Session):
                 except StopIteration as stop:
                     final, self.returned = True, stop.value
                     break
-                except Exception as raised:
+                except BaseException as raised:
+                    failure(raised)
                     error = raised
                     break
         full = chunk.cursors[0].batch + len(values) == self._every

@@ -18,7 +18,7 @@ from carpool.adapters.tensorflow.optimizer import build_optimizer, slots
 from carpool.adapters.tensorflow.says import says
 from carpool.adapters.tensorflow.step import Objective, objective, own_step, packed, training_step
 from carpool.adapters.tensorflow.streams import Piped, Streamed
-from carpool.errors import CarpoolError, JobError, LossError, ModelError, OptimizerError
+from carpool.errors import CarpoolError, JobError, LossError, ModelError, OptimizerError, failure
 from carpool.job import Job
 
 SEED = tf.TensorSpec((2,), tf.int64)
@@ -161,7 +161,8 @@ def _probed(job: Job, model: Any, data: Data, names: list[str], strategy: Any) -
         return asked(None), False
     except CarpoolError:
         raise
-    except Exception:
+    except BaseException as error:
+        failure(error)
         if len(variables(model)) > len(before):  # what a trace that failed has created never gets a value
             raise
         return asked(

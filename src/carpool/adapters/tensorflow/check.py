@@ -12,8 +12,8 @@ from carpool.adapters.tensorflow.arrays import Arrays
 from carpool.adapters.tensorflow.build import Built
 from carpool.adapters.tensorflow.seeds import step_seed
 from carpool.adapters.tensorflow.state import Remembered
-
-_DOUBLE, _SINGLE = 1e-7, 1e-3  # of the step: the first of an Adam divides by roots of tiny squares
+from carpool.adapters.tensorflow.trace import floating
+from carpool.fidelity import lowest, tolerance
 
 
 def compared(
@@ -29,13 +29,14 @@ def compared(
         alone = [held.read().numpy() for held in built.variables]
     finally:
         before.put_back()
+    computed = floating(built.once(built.any_size))
     largest, mismatch = 0.0, None
     for held, ours, theirs, first in zip(built.variables, together, alone, start, strict=True):
         if not np.issubdtype(theirs.dtype, np.floating) or not theirs.size:
             continue
         difference = _apart(ours, theirs, first)
         largest = max(largest, difference)
-        if difference > (_DOUBLE if theirs.dtype == np.float64 else _SINGLE):
+        if difference > tolerance(lowest((str(theirs.dtype), *computed))).step:
             mismatch = f"{built.job.name!r}: {held.name!r} differs by {difference:.2g} of its first step"
     return Check(1, largest, mismatch)
 

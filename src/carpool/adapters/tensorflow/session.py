@@ -18,6 +18,7 @@ from carpool.adapters.tensorflow.program import Program
 from carpool.adapters.tensorflow.reading import Reading
 from carpool.adapters.tensorflow.rows import Rows
 from carpool.adapters.tensorflow.state import Remembered
+from carpool.errors import failure
 from carpool.job import Job
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk
 from carpool.planning.trials import Trial
@@ -82,7 +83,8 @@ class RowsSession(FusedSession):
                 made(*_nothing(self.width, self._most, size))  # runs no step, which makes XLA compile
             except tf.errors.ResourceExhaustedError:
                 raise
-            except Exception as error:
+            except BaseException as error:
+                failure(error)
                 made = program.training(rows, size, self._most, is_jit=False)
                 made.plain_reason = f"XLA cannot compile it: {str(error).strip().splitlines()[0]}"
         return made
@@ -159,7 +161,7 @@ class RowsSession(FusedSession):
     def check(self, chunk: Chunk, rows: Sequence[int]) -> Check:
         """The chunk's first step beside the same step of each row as Python runs it, operation by operation."""
         if self.width == 1:
-            return Check(0, 0.0, None)
+            return Check()
         builts = [self._rows.builts[place] for place in self._at(rows)]
         before = {built: Remembered((*built.variables, *built.others)) for built in self._rows.builts}
         try:
@@ -173,8 +175,7 @@ class RowsSession(FusedSession):
             cursor = chunk.cursors[chunk.rows.index(row)]
             positions = self._readings[self._places[row]].batches(cursor, 1, chunk.size)[0]
             checks.append(compared(built, positions, cursor.step, together[built], before[built]))
-        mismatch = next((check.mismatch for check in checks if check.mismatch is not None), None)
-        return Check(len(checks), max(check.max_difference for check in checks), mismatch)
+        return Check.of(checks)
 
     def trial(self, chunk: Chunk) -> Trial | None:
         """A launch of all rows beside one of a row alone, a step at a time; every variable is put back."""

@@ -13,7 +13,7 @@ from carpool.adapters.tensorflow.arrays import Store
 from carpool.adapters.tensorflow.build import Built
 from carpool.adapters.tensorflow.rows import Rows
 from carpool.adapters.tensorflow.streams import Piped, Streamed
-from carpool.errors import DataError, sentence
+from carpool.errors import DataError, failure, sentence
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Supply
 
 
@@ -115,7 +115,8 @@ class BatchSession(StreamSession):
     def supply(self, rows: Sequence[int]) -> Mapping[int, Supply | BaseException]:
         try:
             ready = self._tap.ready()
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             return dict.fromkeys(rows, error)
         return dict.fromkeys(rows, Supply(ready[0].batch.size, 1, ready[0].last)) if ready else {}
 

@@ -39,12 +39,22 @@ def convolves(function: Any) -> bool:
     return any(op.startswith(_CONVOLUTIONS) for op in operations(function))
 
 
+def floating(function: Any) -> frozenset[str]:
+    """The names of the floating types in which it computes."""
+    kinds = {node.attr["T"].type for node in _nodes(function) if "T" in node.attr}
+    found = [tf.as_dtype(kind) for kind in kinds if kind]
+    return frozenset(kind.name for kind in found if kind.is_floating or kind.is_complex)
+
+
 def operations(function: Any) -> Iterator[str]:
     """The kinds of all operations, those of functions inside too."""
+    return (node.op for node in _nodes(function))
+
+
+def _nodes(function: Any) -> Iterator[Any]:
     graph = function.graph.as_graph_def()
     for part in (graph.node, *(inner.node_def for inner in graph.library.function)):
-        for node in part:
-            yield node.op
+        yield from part
 
 
 def output_bytes(function: Any) -> int:

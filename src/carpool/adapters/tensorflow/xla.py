@@ -9,6 +9,7 @@ import tensorflow as tf
 from carpool.adapters.tensorflow import trace
 from carpool.adapters.tensorflow.arrays import Arrays
 from carpool.adapters.tensorflow.build import SEED, Built
+from carpool.errors import failure
 
 WORTH_STEPS = 20_000
 """Compiling took 1 to 4 s a job and saved 60 to 130 µs a step of a small network on two busy cores (docs/performance.md)."""
@@ -51,6 +52,7 @@ def _refused(built: Built) -> str | None:
     try:
         asked = tf.function(step, autograph=False, jit_compile=True)
         asked.experimental_get_compiler_ir(*tf.nest.flatten(batch), SEED)(stage="hlo")
-    except Exception as error:
+    except BaseException as error:
+        failure(error)
         return f"XLA cannot compile them: {str(error).strip().splitlines()[0][:160]}"
     return None

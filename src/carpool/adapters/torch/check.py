@@ -20,6 +20,7 @@ from carpool.adapters.torch.absorb import is_number
 from carpool.adapters.torch.build import Built
 from carpool.adapters.torch.probe import Stepped, call
 from carpool.adapters.torch.stacked import Recipe
+from carpool.errors import failure
 from carpool.kernels.table import lent
 
 
@@ -73,14 +74,15 @@ class _Row:
         return values
 
 
-def try_step(recipe: Recipe, case: Case) -> Exception | None:
+def try_step(recipe: Recipe, case: Case) -> BaseException | None:
     """What the row's forward passes raise alone, or None."""
     try:
         with torch.no_grad():
             row = _Row.of(recipe, case)
             for number in range(len(recipe.phases)):
                 row.forward(case, number)
-    except Exception as error:
+    except BaseException as error:
+        failure(error)
         return error
     return None
 

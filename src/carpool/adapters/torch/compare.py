@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,21 +16,8 @@ from carpool.adapters.torch.check import Alone, Strict
 from carpool.adapters.torch.differences import Alones, Differences, Together, alike
 from carpool.adapters.torch.full import is_full
 from carpool.adapters.torch.stacked import Recipe
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """How far apart two orders of summation may end up in one step.
-
-    `weight` is relative to the leaf's largest weight. `noise` is relative to the largest gradient: below it an Adam
-    step is the sign of a rounding error, so such elements are not compared.
-    """
-
-    weight: float
-    noise: float
-
-
-_FULL = Tolerance(1e-4, 1e-5)  # of single precision
+from carpool.errors import failure
+from carpool.fidelity import DOUBLE, LOW, SINGLE, Tolerance
 
 
 def tolerance(
@@ -41,17 +27,17 @@ def tolerance(
     recurs: bool = False,
     lowered: bool = False,
 ) -> Tolerance:
-    """The tolerance for a type, given the precision that the user's settings leave to matrix products.
+    """The tolerance for the lowest type of a step, given the precision that the user's settings leave to matrix products.
 
     `lowered` says that autocast computes in 16 bits; it leaves float64 alone.
     """
     if dtype == torch.float64:
-        return Tolerance(1e-9, 1e-12)
+        return DOUBLE
     loose = lowered or dtype in (torch.bfloat16, torch.float16)
     if device.type == "cuda":
         loose |= precision.multiplies_in_tf32() or (convolves and precision.convolves_in_tf32())
         loose |= recurs and precision.recurs_in_tf32()
-    return Tolerance(1e-2, 5e-2) if loose else _FULL
+    return LOW if loose else SINGLE
 
 
 def compare(
@@ -61,14 +47,15 @@ def compare(
     together: Mapping[str, Tensor],
     members: Mapping[int, Built],
     strict: Callable[[int], Strict],
+    lowest: torch.dtype,
 ) -> Check:
-    """The largest difference, and the first member beyond the tolerance, in words.
+    """The largest difference, and the first member beyond the tolerance, in words. `lowest` is the type in which the step computes least precisely.
 
     Where the precision is low, and deep networks amplify what it rounds off, a member may differ from itself by more than the tolerance.
     So who is beyond it there is computed once more alone, by `strict`, in full precision, which tells what is rounding (`noise.py`).
     """
     device = together["weights"].device
-    allowed, loose = _allowed(recipe, device, members)
+    allowed, loose = _allowed(recipe, device, members, lowest)
     worst, beyond = 0.0, None
     for rows in alike(recipe, alone):
         own = Alones([alone[row] for row in rows], device)
@@ -99,7 +86,8 @@ def _beyond_rounding(
     """Where one member's fused step differs by more than its precision explains, or None; the same words where that cannot be told."""
     try:
         itself = strict()
-    except Exception as error:  # it runs in low precision only
+    except BaseException as error:  # it runs in low precision only
+        failure(error)
         if is_full(error):
             raise
         return words
@@ -108,11 +96,12 @@ def _beyond_rounding(
     return Differences.between(recipe, fused, alone, sound).words(0, reach)
 
 
-def _allowed(recipe: Recipe, device: torch.device, members: Mapping[int, Built]) -> tuple[Tolerance, bool]:
+def _allowed(
+    recipe: Recipe, device: torch.device, members: Mapping[int, Built], lowest: torch.dtype
+) -> tuple[Tolerance, bool]:
     """The tolerance, and whether it is the one of a low precision that full precision is beyond."""
     convolves = any(len(leaf.shape) > 2 for leaf in recipe.layout.leaves)
     recurs = any(isinstance(module, nn.RNNBase) for module in recipe.training.modules())
     lowered = any(precision.computes_in_16_bits(b.job.precision, device.type) for b in members.values())
-    dtype = recipe.layout.dtype
-    found = tolerance(dtype, device, convolves, recurs, lowered)
-    return found, dtype == torch.float32 and found != _FULL
+    found = tolerance(lowest, device, convolves, recurs, lowered and recipe.layout.dtype != torch.float64)
+    return found, recipe.layout.dtype == torch.float32 and found != SINGLE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from operator import is_
 
@@ -35,6 +34,7 @@ from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.template import template
 from carpool.adapters.torch.threads import Threads, chosen
 from carpool.adapters.torch.window import Window
+from carpool.errors import failure
 from carpool.job import Job
 from carpool.kernels.convolve import gains
 from carpool.kernels.updates import UNFUSED, UPDATES
@@ -82,7 +82,8 @@ class TorchFuser(Fuser):
         if key not in self._refused:
             try:
                 self._traced(known, len(known))
-            except Exception as error:
+            except BaseException as error:
+                failure(error)
                 self._refused[key] = blame(error)
         return self._refused.get(key)
 
@@ -100,7 +101,8 @@ class TorchFuser(Fuser):
         """The step of a panel of these members in a stack of so many rows, and tensors of its shapes that hold nothing."""
         try:
             return self._traced_once(known, width, panels)
-        except Exception:
+        except BaseException as error:
+            failure(error)
             if not self._recipe(known, width).innermost:
                 raise
             self._unturned.add(known[0].signature)  # `view`, say, wants channels where they were
@@ -133,7 +135,8 @@ class TorchFuser(Fuser):
         try:
             one, _ = self._peak(known, 1)
             two, checked = self._peak(known, 2)
-        except Exception:  # what cannot be traced is told by `refusal`, and runs as it is
+        except BaseException as error:  # what cannot be traced is told by `refusal`, and runs as it is
+            failure(error)
             return None
         beside = _WORKSPACE_BYTES if self._device().startswith("cuda") else 0
         return Footprint(int(_WASTE * max(0, 2 * one - two)) + beside, int(_WASTE * (two - one)), checked)
@@ -153,7 +156,8 @@ class TorchFuser(Fuser):
         try:
             with Ambient(known[0].built.job.seed).inside():
                 return self._tried(jobs, known)
-        except Exception:  # what raises here raises again in training, and is told there
+        except BaseException as error:  # what raises here raises again in training, and is told there
+            failure(error)
             return None
 
     def _tried(self, jobs: Sequence[Job], known: Sequence[Known]) -> Trial | None:
@@ -189,8 +193,10 @@ class TorchFuser(Fuser):
         known = [self._known(job) for job in jobs]
         # At this width nobody may have looked whether the model minds channels innermost.
         if self._recipe(known, width).innermost:
-            with suppress(Exception):  # what cannot be traced either way is told at the first step
+            try:
                 self._traced(known, width)
+            except BaseException as error:  # what cannot be traced either way is told at the first step
+                failure(error)
         threads = self._threads(known, width)
         return StackedSession(
             self._recipe(known, width),
@@ -281,7 +287,8 @@ def _reach_refusal(known: Known) -> str | None:
     """What the backward pass of a step without contents raises, or None."""
     try:
         known.probe.idle  # noqa: B018  # computed when it is first asked for
-    except Exception as error:
+    except BaseException as error:
+        failure(error)
         return blame(error)
     return None
 

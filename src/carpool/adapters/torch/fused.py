@@ -44,7 +44,7 @@ from carpool.adapters.torch.transfer import sent
 from carpool.adapters.torch.validation import Evaluated, Validation
 from carpool.adapters.torch.verify import RowsRaised, Verifier
 from carpool.adapters.torch.window import Window
-from carpool.errors import described
+from carpool.errors import described, failure
 from carpool.job import Job, share_of
 from carpool.memory import heap
 from carpool.planning.cursor import Chunk, Supply, launches
@@ -185,7 +185,8 @@ class StackedSession(FusedSession):
             program = self._train_program(chunk.size)
             clock = Clock(self._device)  # preparing a step is not part of running it
             program.run(chunk.steps)
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             if is_full(error):
                 is_whole = program is None or program.whole()
                 raise DeviceFull(self._stopped(chunk, ahead) if is_whole else (), error) from error
@@ -209,7 +210,8 @@ class StackedSession(FusedSession):
             mismatch = self.check(
                 chunk, [row for row in spread(chunk.rows, _CONFIRMED) if alive[row]]
             ).mismatch
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             mismatch = described(error)
         if mismatch is not None:
             program.take_back(mismatch)
@@ -264,8 +266,8 @@ class StackedSession(FusedSession):
         return tickets
 
     def _failure(
-        self, chunk: Chunk, ahead: Ahead, error: Exception, program: Program | None
-    ) -> StepFailure | Exception:
+        self, chunk: Chunk, ahead: Ahead, error: BaseException, program: Program | None
+    ) -> BaseException:
         """Which rows raised in the step that failed: those it ran for, or could not be made ready for, are each tried alone.
 
         A failure nobody owns is the group's.
@@ -343,9 +345,7 @@ class StackedSession(FusedSession):
             raise StepFailure([stood], raised.errors) from raised
 
     def _verifier(self) -> Verifier:
-        return Verifier(
-            self._recipe, self._tensors, self._feed, lambda size: self._train_program(size).run(1)
-        )
+        return Verifier(self._recipe, self._tensors, self._feed, self._train_program)
 
     def trial(self, chunk: Chunk) -> Trial | None:
         key = self._threads.outside(lambda: pace_key(self._first, self._members(), self._device))
@@ -353,7 +353,8 @@ class StackedSession(FusedSession):
         if found is None:
             try:
                 found, busy = self._tried(chunk)
-            except Exception:  # what raises here raises again in the check, and is blamed on its row
+            except BaseException as error:
+                failure(error)  # what raises here raises again in the check, and is blamed on its row
                 return None
             if found is None:
                 return None

@@ -17,6 +17,7 @@ from carpool.adapters.torch.fuse import Known
 from carpool.adapters.torch.pace import pace_key
 from carpool.adapters.torch.precision import untouched
 from carpool.adapters.torch.streams import Streamed
+from carpool.errors import failure
 from carpool.kernels.table import alone
 from carpool.planning.holds import LEAST_S, Hold
 from carpool.process.gil import held
@@ -34,7 +35,8 @@ def hold_of(known: Known, device: str, measure: bool) -> Hold | None:
         return found
     try:
         found = _measured(known)
-    except Exception:  # the job's own fault shows when it trains
+    except BaseException as error:  # the job's own fault shows when it trains
+        failure(error)
         return None
     if found is not None:
         recall.remember(key, found)

@@ -14,6 +14,7 @@ from carpool.adapters.torch.absorb import group_options, restore_groups
 from carpool.adapters.torch.build import Built, LivePhase
 from carpool.adapters.torch.layout import Layout
 from carpool.adapters.torch.transfer import sent
+from carpool.errors import failure
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class Hypers:
         for row in timed:
             try:
                 table[:, row] = [self._stepped(row, updates) for updates in due[:, row]]
-            except Exception as error:
+            except BaseException as error:
+                failure(error)
                 errors[row] = error
             self.read(row)
         made = Ahead(table, due, before, errors)

@@ -243,7 +243,7 @@ class Kept:
             together = {name: tensors[name] for name in names} | {"sums": tensors["losses"][:, None]}
             for name, leaf in prefixed(tensors, "shared:").items():
                 together[f"buffer:{name}"] = leaf.expand(len(self), *leaf.shape)
-            check = compare(recipe, 1, alone, together, dict(enumerate(built)), strict)
+            check = compare(recipe, 1, alone, together, dict(enumerate(built)), strict, ready.program.lowest)
             if check.mismatch is not None:
                 raise _refused(check.mismatch)
         except BaseException:  # who could not be compared has not stepped

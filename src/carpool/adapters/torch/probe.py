@@ -21,7 +21,7 @@ from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Arrays, Built, Step
 from carpool.adapters.torch.phases import combined
 from carpool.adapters.torch.work import Convolved
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, failure
 from carpool.kernels.recurrent import lent
 from carpool.kernels.refusal import Unstackable as Refused
 from carpool.kernels.table import stacked
@@ -93,7 +93,8 @@ def probe(built: Built, behaviour: Callable[[Built], Entries]) -> Probe:
         return shown if changed is None else replace(shown, failure=f"its forward pass changes {changed!r}")
     except CarpoolError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        failure(error)
         return Probe(failure=blame(error))
 
 

@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from carpool.adapters.torch import precision
+from carpool.adapters.torch.bits import lowest
 from carpool.adapters.torch.compiler import (
     Background,
     Cached,
@@ -52,6 +53,8 @@ class _Ready:
     """A traced step and, when it was compiled, the compiled one. `failed`: it could not be, or does not hold."""
 
     traced: GraphModule
+    lowest: torch.dtype
+    """The floating type in which it computes least precisely."""
     compiled: Callable[..., None] | None = None
     compiling: Background | Cached | None = None
     failed: bool = False
@@ -111,6 +114,11 @@ class Program:
     @property
     def compiled(self) -> bool:
         return self._call is self._ready.compiled
+
+    @property
+    def lowest(self) -> torch.dtype:
+        """The floating type in which the step computes least precisely."""
+        return self._ready.lowest
 
     def stay_traced(self) -> None:
         """Runs as it was traced, whoever had it compiled."""
@@ -320,7 +328,7 @@ def _trace(
     traced.graph.eliminate_dead_code()
     finish(traced)
     traced.recompile()
-    return _Ready(traced)
+    return _Ready(traced, lowest(traced.graph, tensors))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from carpool.adapters.base import Prepared
 from carpool.adapters.torch.pace import shortest
 from carpool.adapters.torch.panels import Panels
 from carpool.adapters.torch.program import Program
+from carpool.errors import failure
 from carpool.planning.widths import compiling_budget_s
 
 Tensors = dict[str, Tensor]
@@ -82,7 +83,8 @@ class Programs:
             return None
         try:
             remaining_s = launches() * shortest(program.launch_s)
-        except Exception:  # a batch that raises here raises again when it counts, and is blamed on its row
+        except BaseException as error:
+            failure(error)  # a batch that raises here raises again when it counts, and is blamed on its row
             return None
         budget_s = compiling_budget_s(remaining_s)
         return budget_s if program.compiling_guess_s() < budget_s else None

@@ -34,6 +34,7 @@ from carpool.adapters.torch.stack import initial_states
 from carpool.adapters.torch.stacked import evaluation_step
 from carpool.adapters.torch.store import Store
 from carpool.adapters.torch.transfer import landed
+from carpool.errors import failure
 from carpool.kernels.table import alone
 from carpool.memory import heap
 from carpool.planning.cursor import Chunk, Course, Cursor, Supply
@@ -90,7 +91,8 @@ class SoloSession(Session):
     def supply(self, rows: Sequence[int]) -> Mapping[int, Supply | BaseException]:
         try:
             found = self._batches.supply()
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             return {0: error}
         return {} if found is None else {0: found}
 
@@ -113,7 +115,8 @@ class SoloSession(Session):
                 self._mark = Mark(self._built)
                 try:
                     values = self._step(chunk, done)
-                except Exception as raised:
+                except BaseException as raised:
+                    failure(raised)
                     error, whole = raised, not is_full(raised) or self._mark.retakes()
                     break
                 if values is None:
@@ -190,7 +193,7 @@ class SoloSession(Session):
                 return None
             if due:
                 self._update(phase)
-        except Exception:
+        except BaseException:
             _restore(built.model, buffers)
             raise
         if self._waits:

@@ -14,8 +14,10 @@ from carpool.adapters.torch.check import Strict, solo_step, strict_step
 from carpool.adapters.torch.compare import compare
 from carpool.adapters.torch.feed import Feed
 from carpool.adapters.torch.full import is_full
+from carpool.adapters.torch.program import Program
 from carpool.adapters.torch.stacked import Recipe
 from carpool.adapters.torch.transfer import sent
+from carpool.errors import failure
 from carpool.memory.estimate import CHECKED_BYTES
 from carpool.planning.cursor import Chunk
 from carpool.planning.widths import spread
@@ -32,12 +34,12 @@ class RowsRaised(Exception):
 
 
 class Verifier:
-    """Checks rows of one stack. `launch` runs one step of a size."""
+    """Checks rows of one stack. `program` gives the step of a size."""
 
     def __init__(
-        self, recipe: Recipe, tensors: dict[str, Tensor], feed: Feed, launch: Callable[[int], None]
+        self, recipe: Recipe, tensors: dict[str, Tensor], feed: Feed, program: Callable[[int], Program]
     ) -> None:
-        self._recipe, self._tensors, self._feed, self._launch = recipe, tensors, feed, launch
+        self._recipe, self._tensors, self._feed, self._program = recipe, tensors, feed, program
 
     def check(self, chunk: Chunk, members: Mapping[int, Built]) -> Check:
         """A few members at a time, so that what is copied for it stays small; the others sit out meanwhile.
@@ -47,10 +49,7 @@ class Verifier:
         most = max(1, CHECKED_BYTES // max(1, stack.checked_bytes(self._tensors)))
         rows = spread(list(members), most * _LAUNCHES)
         parts = [rows[at : at + most] for at in range(0, len(rows), most)]
-        checks = [self._check(chunk, {row: members[row] for row in part}) for part in parts]
-        worst = max((check.max_difference for check in checks), default=0.0)
-        mismatch = next((check.mismatch for check in checks if check.mismatch is not None), None)
-        return Check(sum(check.checked for check in checks), worst, mismatch)
+        return Check.of([self._check(chunk, {row: members[row] for row in part}) for part in parts])
 
     def _check(self, chunk: Chunk, members: Mapping[int, Built]) -> Check:
         cursors = dict(zip(chunk.rows, chunk.cursors, strict=True))
@@ -63,7 +62,8 @@ class Verifier:
         for place, (row, case) in enumerate(cases.items()):
             try:
                 alone[place] = solo_step(self._recipe, case)
-            except Exception as error:
+            except BaseException as error:
+                failure(error)
                 if is_full(error):
                     raise  # that is nobody's own failure
                 errors[row] = error
@@ -75,7 +75,8 @@ class Verifier:
             case = self._feed.case(rows[place], cursors[rows[place]], 0, chunk.size)
             return strict_step(self._recipe, case)
 
-        return compare(self._recipe, chunk.size, alone, together, dict(enumerate(members.values())), strict)
+        built, lowest = dict(enumerate(members.values())), self._program(chunk.size).lowest
+        return compare(self._recipe, chunk.size, alone, together, built, strict, lowest)
 
     def _together(self, size: int, rows: Sequence[int]) -> dict[str, Tensor]:
         """What the stack's step gives these rows, which have their tensors back afterwards."""
@@ -83,7 +84,7 @@ class Verifier:
         names = [name for name in self._tensors if stack.is_state(name) or name == "alive"]
         before = {name: self._tensors[name][index] for name in names}
         try:
-            self._launch(size)
+            self._program(size).run(1)
             found = {name: self._tensors[name][index] for name in (*names, "sums")}
         finally:  # of several panels one may have taken its step when another raises
             for name, tensor in before.items():

@@ -16,6 +16,7 @@ from carpool.adapters.base import Unstackable
 from carpool.adapters.torch.build import Arrays, Built
 from carpool.adapters.torch.streams import Source, Streamed, supply_of
 from carpool.data import Tap
+from carpool.errors import failure
 from carpool.planning.cursor import Supply
 
 
@@ -68,7 +69,8 @@ class Window:
     def _asked(self, source: Source) -> Supply | BaseException | None:
         try:
             items = self._taps[source].ready()
-        except Exception as error:
+        except BaseException as error:
+            failure(error)
             return error
         for item in items[:1]:
             self._check(item.batch)
