@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from carpool import recall
 from carpool.planning.holds import Hold
 from carpool.planning.trials import Trial
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CARPOOL_CACHE", str(tmp_path / "cache"))
 
 
 def test_a_trial_is_found_again_by_its_key():
@@ -44,10 +42,22 @@ def test_only_so_many_are_kept_the_newest(monkeypatch: pytest.MonkeyPatch):
     assert [key for key in "abc" if recall.remembered(key)] == ["b", "c"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": {"other": 1}}'])
-def test_a_file_that_makes_no_sense_is_an_empty_one(text: str):
-    recall.folder().mkdir(parents=True)
-    (recall.folder() / "trials.json").write_text(text)
+@pytest.mark.parametrize(
+    "found", [3, "x", None, [1], [[]], {}, {"other": 1}, {"members": "8", "together_s": [], "alone_s": 1}]
+)
+def test_a_trial_of_another_shape_is_none_and_goes_with_the_next(untried: Path, found: Any):
+    """A `trials.json` of another shape: what makes no sense is as if it was not there."""
+    (untried / "trials.json").write_text(json.dumps({"a": found, "b": asdict(Trial(1, 1.0, 1.0))}))
+    assert recall.remembered("a") is None
+    assert recall.remembered("b") == Trial(1, 1.0, 1.0)
+    recall.remember("c", Trial(2, 1.0, 1.0))
+    kept = json.loads((untried / "trials.json").read_text())
+    assert all(isinstance(value, dict) for value in kept.values())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_file_that_makes_no_sense_is_an_empty_one(untried: Path, text: str):
+    (untried / "trials.json").write_text(text)
     assert recall.remembered("a") is None
     recall.remember("b", Trial(1, 1.0, 1.0))
     assert recall.remembered("b") == Trial(1, 1.0, 1.0)
@@ -55,12 +65,6 @@ def test_a_file_that_makes_no_sense_is_an_empty_one(text: str):
 
 def test_a_folder_that_cannot_be_written_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("CARPOOL_CACHE", str(tmp_path / "file"))
+    monkeypatch.setenv("CARPOOL_CACHE", str(tmp_path / "file" / "below"))
     recall.remember("a", Trial(1, 1.0, 1.0))
     assert recall.remembered("a") is None
-
-
-def test_the_folder_is_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("CARPOOL_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert recall.folder() == tmp_path / "carpool"

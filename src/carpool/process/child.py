@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from carpool.process import leash
+from carpool.process.ready import ready
 
 Stream = int | IO[Any] | None
 
@@ -132,8 +132,7 @@ class Child:
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while self.code is None:
             left = None if end is None else max(0.0, end - time.monotonic())
-            ready, _, _ = select.select([self._socket], [], [], left)
-            if not ready:
+            if not ready([self._socket], left):
                 return
             self._take(self._socket.recv(4096))
             if until():

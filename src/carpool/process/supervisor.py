@@ -64,7 +64,7 @@ class Supervisor:
         return self._child.pid
 
     def fileno(self) -> int:
-        """Readable when it has said something, or died: for `select`."""
+        """Readable when it has said something, or died: for `ready`."""
         return self._channel.fileno()
 
     def call(self, call: Call, blocks: Blocks | None = None) -> None:
