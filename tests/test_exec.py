@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import pty
 import resource
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -242,7 +244,11 @@ def test_a_full_pipe_that_does_not_block_is_waited_for():
     Path("many.py").write_text("for n in range(20_000): print(n)\n")
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)
+    room = select.poll()
+    room.register(theirs, select.POLLOUT)
     with started("many.py", stdout=theirs) as us:
+        while room.poll(0):  # until it is full
+            time.sleep(0.01)
         os.close(theirs)
         with open(ours) as file:
             lines = file.read().splitlines()
