@@ -20,7 +20,7 @@ from carpool.cli import app
 from carpool.memory import device
 from carpool.memory.device import DeviceMemory
 from carpool.process import mps
-from carpool.testing.processes import gone
+from carpool.testing.processes import gone, many_descriptors, may_open
 
 GIB = 1 << 30
 
@@ -175,6 +175,43 @@ def test_ctrl_c_and_death_leave_nothing_running(number: signal.Signals, code: in
             ["sleeper-2", "interrupted", "SIGTERM"],
             ["show", "not", "started"],
         ]
+
+
+WATCHER = """
+import os, signal, time
+from pathlib import Path
+leash = os.getppid()
+os.kill(leash, signal.SIGKILL)
+while os.getppid() == leash: time.sleep(0.01)
+print("and on")
+"""
+
+
+def test_a_killed_leash_ends_nobody():
+    """A killed leash: its script goes on to its end, as do the others; how it ended is not known, and that is said."""
+    Path("watcher.py").write_text(WATCHER)
+    result = carpool("--logs", "out", "watcher.py", ":", "show.py", "x")
+    assert result.exit_code == 1
+    assert Path("out", "watcher.log").read_text() == "and on\n"
+    assert "watcher  the process that watched it was killed, so how it ended is not known" in result.stdout
+    assert "show     completed" in result.stdout
+
+
+def _descriptors() -> None:
+    many_descriptors()
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number in range(3, 1203):
+        os.dup2(null, number)
+
+
+@pytest.mark.skipif(not may_open(1500), reason="this process may not open so many")
+def test_more_descriptors_than_select_takes():
+    """More than 1,024 open descriptors."""
+    with started("show.py", "x", before=_descriptors) as us:
+        assert us.stdout is not None
+        assert us.stdout.readline() == b"show | x\n"
+        us.stdout.read()
+    assert us.returncode == 0
 
 
 def test_on_a_terminal_names_are_coloured(monkeypatch: pytest.MonkeyPatch):

@@ -169,7 +169,7 @@ class _Run:
 
     def _watch(self, script: Script, child: Child) -> None:
         log = _Log(self._terms.logs / f"{script.file_name}.log")
-        running = _Running(script, child, log, time.monotonic(), story=child.error or "")
+        running = _Running(script, child, log, time.monotonic())
         self._running[script.name] = running
         if log.lost:
             self._output.show(script.name, [f"carpool: no log of it: {log.lost}".encode()])
@@ -210,7 +210,8 @@ class _Run:
         del self._running[name]
         self._ledger = self._ledger.release(name)
         running.close()
-        self.ended[name] = Ended(name, child.code, seconds, peak or None, running.story, running.log.lost)
+        story = running.story or child.error or ""
+        self.ended[name] = Ended(name, child.code, seconds, peak or None, story, running.log.lost)
 
     def _take_bell(self) -> None:
         """Ctrl-C asks all of them to end, a second one ends them."""
