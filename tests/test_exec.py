@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
+import resource
+import select
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ from carpool.cli import app
 from carpool.memory import device
 from carpool.memory.device import DeviceMemory
 from carpool.process import mps
-from carpool.testing.processes import gone
+from carpool.testing.processes import gone, many_descriptors, may_open
 
 GIB = 1 << 30
 
@@ -33,13 +37,14 @@ def carpool(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["exec", *arguments])
 
 
-def started(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+def started(
+    *arguments: str, stdout: int = subprocess.PIPE, before: Callable[[], None] | None = None
+) -> subprocess.Popen[bytes]:
     source = str(Path(mps.__file__).parents[2])
     paths = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "carpool", "exec", *arguments]
-    return subprocess.Popen(
-        command, stdout=stdout, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
-    )
+    env = {**os.environ, "PYTHONPATH": paths}
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, env=env, preexec_fn=before)
 
 
 def outcomes(result: Result) -> list[list[str]]:
@@ -172,6 +177,43 @@ def test_ctrl_c_and_death_leave_nothing_running(number: signal.Signals, code: in
         ]
 
 
+WATCHER = """
+import os, signal, time
+from pathlib import Path
+leash = os.getppid()
+os.kill(leash, signal.SIGKILL)
+while os.getppid() == leash: time.sleep(0.01)
+print("and on")
+"""
+
+
+def test_a_killed_leash_ends_nobody():
+    """A killed leash: its script goes on to its end, as do the others; how it ended is not known, and that is said."""
+    Path("watcher.py").write_text(WATCHER)
+    result = carpool("--logs", "out", "watcher.py", ":", "show.py", "x")
+    assert result.exit_code == 1
+    assert Path("out", "watcher.log").read_text() == "and on\n"
+    assert "watcher  the process that watched it was killed, so how it ended is not known" in result.stdout
+    assert "show     completed" in result.stdout
+
+
+def _descriptors() -> None:
+    many_descriptors()
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number in range(3, 1203):
+        os.dup2(null, number)
+
+
+@pytest.mark.skipif(not may_open(1500), reason="this process may not open so many")
+def test_more_descriptors_than_select_takes():
+    """More than 1,024 open descriptors."""
+    with started("show.py", "x", before=_descriptors) as us:
+        assert us.stdout is not None
+        assert us.stdout.readline() == b"show | x\n"
+        us.stdout.read()
+    assert us.returncode == 0
+
+
 def test_on_a_terminal_names_are_coloured(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     ours, theirs = pty.openpty()
@@ -196,6 +238,111 @@ def test_a_reader_that_goes_away_does_not_end_the_scripts():
         us.stdout.close()
         us.stdout = None
         assert us.stderr is not None
-        assert b"Traceback" not in us.stderr.read()
+        *_, last = us.stderr.read().decode().splitlines()
+    assert (us.returncode, last) == (1, "carpool: stdout took no more: Broken pipe; the output is in out")
     assert Path("done").exists()
     assert Path("out", "many.log").read_text().splitlines()[-1] == "19999"
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [("/dev/full", "No space left on device"), (None, "it is closed")],
+    ids=["full", "closed"],
+)
+def test_a_full_or_closed_stdout_does_not_end_the_scripts(device: str | None, why: str):
+    """Standard output that is full or closed: scripts go on, logs are whole, one line and the exit code say it."""
+    Path("two.py").write_text("import time\nprint(1)\ntime.sleep(0.1)\nprint(2)\n")
+    stdout = os.open(device or os.devnull, os.O_WRONLY)
+    with started(
+        "--logs",
+        "out",
+        "two.py",
+        ":",
+        "show.py",
+        "x",
+        stdout=stdout,
+        before=None if device else _close_stdout,
+    ) as us:
+        os.close(stdout)
+        assert us.stderr is not None
+        first, *table, last = us.stderr.read().decode().splitlines()
+    assert (us.returncode, first) == (1, "carpool: logs in out")
+    assert last == f"carpool: stdout took no more: {why}; the output is in out"
+    assert [line.split()[:2] for line in table[1:]] == [["two", "completed"], ["show", "completed"]]
+    assert [Path("out", f"{name}.log").read_text() for name in ("two", "show")] == ["1\n2\n", "x\n"]
+
+
+def _close_stdout() -> None:
+    os.close(1)
+
+
+def test_a_full_pipe_that_does_not_block_is_waited_for():
+    """A pipe that does not block (EAGAIN) loses nothing and ends nobody."""
+    Path("many.py").write_text("for n in range(20_000): print(n)\n")
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    room = select.poll()
+    room.register(theirs, select.POLLOUT)
+    with started("many.py", stdout=theirs) as us:
+        while room.poll(0):  # until it is full
+            time.sleep(0.01)
+        os.close(theirs)
+        with open(ours) as file:
+            lines = file.read().splitlines()
+    assert us.returncode == 0
+    assert lines[:20_000] == [f"many | {n}" for n in range(20_000)]
+
+
+def _small_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+
+def test_a_full_log_disk_does_not_end_the_scripts():
+    """A full log disk: all of the output is shown, what the disk takes is kept, one line and the exit code say it."""
+    Path("many.py").write_text("for n in range(5_000): print(n)\n")
+    with started("--logs", "out", "many.py", ":", "show.py", "x", before=_small_files) as us:
+        assert us.stdout is not None
+        lines = us.stdout.read().decode().splitlines()
+    assert us.returncode == 1
+    shown = [line.removeprefix("many | ") for line in lines if line.startswith("many | ")]
+    assert [line for line in shown if not line.startswith("carpool")] == [str(n) for n in range(5_000)]
+    assert shown.count("carpool: its log ends here: File too large") == 1
+    assert lines[-2].startswith("many    completed, its log is not whole: File too large  0 ")
+    assert lines[-1].startswith("show    completed  ")
+    assert Path("out", "many.log").stat().st_size == 4096
+    assert Path("out", "show.log").read_text() == "x\n"
+
+
+def test_a_log_that_cannot_be_opened_does_not_end_the_script():
+    Path("out", "show.log").mkdir(parents=True)
+    result = carpool("--logs", "out", "show.py", "x")
+    assert result.exit_code == 1
+    assert "show | carpool: no log of it: " in result.stdout
+    assert "show | x\n" in result.stdout
+
+
+def test_a_log_is_never_written_through_a_link(here: Path):
+    """What a link in the log folder leads to stays as it was."""
+    (here / "precious").write_text("theirs")
+    (here / "out").mkdir()
+    (here / "out" / "show.log").symlink_to(here / "precious")
+    assert carpool("--logs", "out", "show.py", "x").exit_code == 0
+    assert (here / "precious").read_text() == "theirs"
+    assert (here / "out" / "show.log").read_text() == "x\n"
+
+
+def test_long_values_have_logs_of_their_own():
+    """A value of 300 characters is no name of a file: it is shortened, and told from others like it."""
+    long = "a" * 300
+    result = carpool("--logs", "out", "--grid", f"x={long}b,{long}c", "--", "show.py")
+    assert result.exit_code == 0, result.output
+    assert sorted(log.read_text() for log in Path("out").iterdir()) == [f"--x {long}b\n", f"--x {long}c\n"]
+
+
+def test_a_forgotten_colon_gets_a_hint_and_no_refusal():
+    """A script among a script's arguments may be one: the line says what was perhaps meant, and it goes on."""
+    Path("b.py").write_text("print('b')")
+    result = carpool("--logs", "out", "show.py", "--lr", "0.1", "b.py")
+    assert result.exit_code == 0
+    assert "did you mean: carpool exec show.py --lr 0.1 : b.py\n" in result.stderr
+    assert "show | --lr 0.1 b.py\n" in result.stdout

@@ -103,6 +103,24 @@ def test_only_the_command_line_imports_the_demo_and_the_benchmark(path: Path):
         assert "carpool.peers" not in imported(path)
 
 
+LOADERS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "serialize_executable"}
+MESSAGES = ("process/wire.py", "adapters/torch/compiler.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_nothing_that_a_file_holds_is_unpickled(path: Path):
+    """Who may run code: only messages between our own processes are unpickled, over descriptors that they inherited."""
+    names = {part for name in imported(path) for part in name.split(".")}
+    attributes = {
+        node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+    }
+    if place(path) not in MESSAGES:
+        assert not LOADERS & (names | attributes)
+    assert not {"allow_pickle", "weights_only"} & {
+        word.arg for word in ast.walk(ast.parse(path.read_text())) if isinstance(word, ast.keyword)
+    }
+
+
 def test_planning_is_pure():
     """Standard library and our own values only, and so for whatever it imports: no NumPy, no device, no executor."""
     for path in closure(sorted((ROOT / "planning").glob("*.py"))):

@@ -13,11 +13,6 @@ from carpool.planning.holds import Hold
 from carpool.planning.trials import Trial
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CARPOOL_CACHE", str(tmp_path / "cache"))
-
-
 def test_a_trial_is_found_again_by_its_key():
     trial = Trial(8, 0.25, 0.125, compiled=True)
     recall.remember("a", trial)
@@ -93,9 +88,8 @@ def _file(values: object, **other: object) -> str:
 GOOD = {"members": 2, "together_s": 1.0, "alone_s": 1.0, "compiled": False, "form": ""}
 
 
-def test_the_file_that_the_next_test_spoils_is_good():
-    recall.folder().mkdir(parents=True)
-    (recall.folder() / "trials.json").write_text(_file(GOOD))
+def test_the_file_that_the_next_test_spoils_is_good(untried: Path):
+    (untried / "trials.json").write_text(_file(GOOD))
     assert recall.remembered("a") == Trial(2, 1.0, 1.0)
 
 
@@ -121,9 +115,9 @@ def test_the_file_that_the_next_test_spoils_is_good():
         _file(GOOD, versions=[]),
     ],
 )
-def test_a_file_that_makes_no_sense_is_an_empty_one(text: str):
-    recall.folder().mkdir(parents=True)
-    (recall.folder() / "trials.json").write_text(text)
+def test_a_file_that_makes_no_sense_is_an_empty_one(untried: Path, text: str):
+    """A `trials.json` of another shape: what makes no sense is as if it was not there."""
+    (untried / "trials.json").write_text(text)
     assert recall.remembered("a") is None
     recall.remember("b", Trial(1, 1.0, 1.0))
     assert recall.remembered("b") == Trial(1, 1.0, 1.0)
@@ -131,12 +125,6 @@ def test_a_file_that_makes_no_sense_is_an_empty_one(text: str):
 
 def test_a_folder_that_cannot_be_written_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("CARPOOL_CACHE", str(tmp_path / "file"))
+    monkeypatch.setenv("CARPOOL_CACHE", str(tmp_path / "file" / "below"))
     recall.remember("a", Trial(1, 1.0, 1.0))
     assert recall.remembered("a") is None
-
-
-def test_the_folder_is_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("CARPOOL_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert recall.folder() == tmp_path / "carpool"

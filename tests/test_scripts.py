@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import FileError, OptionError
-from carpool.scripts import Ended, Script, check, parse, table
+from carpool.scripts import Ended, Script, check, hint, parse, table
 
 
 def test_scripts_stand_between_colons():
@@ -54,6 +54,35 @@ def test_every_script_has_a_name_and_a_file_of_its_own():
     assert [script.name for script in made] == ["train", "train-2", "train-2-2", "train-3"]
     slashes = parse(["a.py"], ["path=x/y,x_y"])
     assert [script.file_name for script in slashes] == ["a[path=x_y]", "a[path=x_y]-2"]
+
+
+def test_a_long_name_is_a_short_file_of_its_own():
+    """Names of any length and alphabet have distinct names as files, which file systems take."""
+    values = ["a" * 300, "a" * 299 + "b", "é" * 300, "/" * 300, "\x1b[31m" * 50, "\udcff" * 200]
+    names = [script.file_name for script in parse(["a.py"], [f"x={','.join(values)}"])]
+    assert len(set(names)) == len(values)
+    assert all(len(name.encode()) <= 130 and "/" not in name and name.isprintable() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("a.py b.py", "a.py : b.py"),
+        ("a.py --lr 0.1 b.py --lr 0.2 : c.py", "a.py --lr 0.1 : b.py --lr 0.2 : c.py"),
+        ("a.py :b.py", "a.py : b.py"),
+        ("a.py --lr 0.1 : b.py", None),
+        ("a.py no.py", None),
+        ("python b.py", None),
+        ("-m cProfile b.py", None),
+    ],
+)
+def test_a_script_among_arguments_gets_a_hint(
+    words: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in "abc":
+        (tmp_path / f"{name}.py").touch()
+    assert hint(words.split()) == meant
 
 
 @pytest.mark.parametrize("words", ["", ":", "a.py :", ": a.py", "a.py : -m"])
@@ -107,6 +136,7 @@ def test_the_table_says_how_each_ended():
         Ended("refused", 3),
         Ended("late", None, story="not started"),
         Ended("polite", 0, 1.0, story="interrupted"),
+        Ended("cut", 0, 1.0, lost="No space left on device"),
     ]
     rows = [line.split("  ") for line in table(ended).splitlines()]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows[1:]]
@@ -117,5 +147,6 @@ def test_the_table_says_how_each_ended():
         ["refused", "failed", "3", "0.0", "-"],
         ["late", "not started", "-", "0.0", "-"],
         ["polite", "interrupted", "0", "1.0", "-"],
+        ["cut", "completed, its log is not whole: No space left on device", "0", "1.0", "-"],
     ]
-    assert [each.is_completed for each in ended] == [True, False, False, False, False, False]
+    assert [each.is_completed for each in ended] == [True, False, False, False, False, False, True]

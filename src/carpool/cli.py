@@ -133,7 +133,7 @@ def doctor(
 ) -> None:
     """Show what this machine has for carpool and what stands in the way; the exit code is 1 when something does."""
     if forget:
-        typer.echo(f"carpool: {recall.forget()} measurement(s) dropped from {recall.folder()}", err=True)
+        typer.echo(f"carpool: {recall.forget()} measurement(s) dropped", err=True)
     findings = examine(environment.read())
     if as_json:
         typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}))
@@ -192,30 +192,60 @@ def execute(
         found = scripts.parse(words, grid or ())
         found = scripts.for_tf1(found) if tf1 else found
         scripts.check(found)
+        if meant := scripts.hint(words):
+            _tell(
+                f"carpool: a lone {scripts.BETWEEN} stands between scripts; did you mean: carpool exec {meant}"
+            )
         wanted = Wanted(memory, jobs, share, logs)
         device, is_gpu = found_device()
         terms = with_folder(make_terms(wanted, device, is_gpu, os.environ), wanted)
         asked = is_gpu if mps is None else mps
         with sharing.service() if asked else nullcontext(sharing.Service(False, "no MPS")) as service:
             _say_terms(service, share, asked or share is not None, terms.logs)
-            output = Prefixed(sys.stdout.buffer, sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+            output = _output()
             ended = run_scripts(found, with_service(terms, service), output, bell)
         is_interrupted = bell.rung > 0
-    typer.echo(scripts.table(ended))
-    if is_interrupted or not all(each.is_completed for each in ended):
+    table = scripts.table(ended)
+    if not output.say(table):
+        _tell(f"{table}\ncarpool: stdout took no more: {output.lost}; the output is in {terms.logs}")
+    if is_interrupted or output.lost or not all(each.is_completed and not each.lost for each in ended):
         raise typer.Exit(_INTERRUPTED if is_interrupted else 1)
 
 
 def main() -> None:
     """The `carpool` command."""
+    _hold_descriptors()
     app()
+
+
+def _hold_descriptors() -> None:
+    """What is opened must not take the place of a standard descriptor that is closed: it would be written into."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def _output() -> Prefixed:
+    if sys.stdout is None:
+        return Prefixed(None, False)
+    return Prefixed(sys.stdout.buffer, sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+
+
+def _tell(text: str) -> None:
+    """Says it on stderr, if that takes it; what is left in its buffer would be an error at the very end."""
+    try:
+        typer.echo(text, err=True)
+    except OSError:
+        sys.stderr = None
 
 
 def _say_terms(service: sharing.Service, share: float | None, is_asked: bool, logs: Path) -> None:
     if is_asked:
         lost = "; --share has no effect without it" if share is not None and not service.on else ""
-        typer.echo(f"carpool: {service.story}{lost}", err=True)
-    typer.echo(f"carpool: logs in {logs}", err=True)
+        _tell(f"carpool: {service.story}{lost}")
+    _tell(f"carpool: logs in {logs}")
 
 
 def _leaderboard(results: carpool.Results) -> str:

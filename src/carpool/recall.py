@@ -1,29 +1,27 @@
 """What was measured, remembered on disk from run to run: a JSON file of trials and holds by structure and device.
 
-In `$CARPOOL_CACHE`, or `carpool` in the user's cache folder. Nothing depends on it but speed: a file that cannot be read is
-an empty one, and one that cannot be written is left out. A measurement counts for a month, and only with the versions that
-it was made with. What a busy machine showed is kept in this process alone.
+Nothing depends on it but speed: a file that makes no sense is an empty one. A measurement counts for a month, and only with
+the versions that it was made with. What a busy machine showed is kept in this process alone.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-import os
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any, TypeVar
 
+from carpool import cache
+from carpool.fields import value_of
 from carpool.planning.holds import Hold
 from carpool.planning.trials import Trial
 
 Kept = TypeVar("Kept", Trial, Hold)
 
 EXPIRES_S = 30 * 24 * 3600.0
+_FILE = "trials.json"
 _MOST = 4096  # measurements kept, the newest
 _FORMAT = 2  # of the file; measurements of another one are made anew
 _DECIDING = ("carpool", "torch", "jax", "jaxlib", "keras", "tensorflow", "tensorflow-cpu", "numpy")
@@ -32,48 +30,39 @@ _here: dict[tuple[str, str], Trial | Hold] = {}
 """What was measured while the machine was busy, by folder and key: good for this process."""
 
 
-def folder() -> Path:
-    """Where carpool keeps what it remembers."""
-    if own := os.environ.get("CARPOOL_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carpool"
-
-
-def remembered(key: str, kind: type[Kept] | Callable[..., Kept] = Trial) -> Kept | None:
+def remembered(key: str, kind: Callable[..., Kept] = Trial) -> Kept | None:
     """What was measured under this key, if there was something of this kind; it says when it was measured."""
-    own = _here.get((str(folder()), key))
+    own = _here.get((str(cache.folder()), key))
     if own is not None:
         return own if isinstance(own, kind) else None  # type: ignore[arg-type, return-value]
     record = _read().get(key)
-    if not isinstance(record, Mapping) or not _counts(record):
+    if not isinstance(record, dict) or not _counts(record):
         return None
-    try:
-        found = kind(**record["values"])
-        found.check()
-    except (TypeError, ValueError, KeyError):
-        return None
-    return replace(found, on=time.strftime("%Y-%m-%d", time.localtime(record["at"])))
+    found = value_of(kind, record.get("values"))
+    return found and replace(found, on=time.strftime("%Y-%m-%d", time.localtime(record["at"])))
 
 
 def remember(key: str, measured: Trial | Hold, busy: bool = False) -> None:
-    """Keeps what was measured. The file is replaced whole, so that another run never reads half of it."""
+    """Keeps what was measured; what a busy machine showed only for this process."""
+    place = (str(cache.folder()), key)
     if busy:
-        _here[str(folder()), key] = measured
+        _here[place] = measured
         return
-    _here.pop((str(folder()), key), None)
+    _here.pop(place, None)
     values = {name: value for name, value in asdict(measured).items() if name != "on"}
     kept = {name: record for name, record in _read().items() if name != key}
     kept[key] = {"values": values, "at": time.time(), "versions": _versions()}
-    _write(dict(list(kept.items())[-_MOST:]))
+    cache.keep_json(_FILE, {"format": _FORMAT, "measured": dict(list(kept.items())[-_MOST:])})
 
 
 def forget() -> int:
     """Drops everything that was measured; how many measurements that were."""
-    own = [place for place in _here if place[0] == str(folder())]
+    own = [place for place in _here if place[0] == str(cache.folder())]
     dropped = count() + len(own)
     for place in own:
         del _here[place]
-    _path().unlink(missing_ok=True)
+    if dropped:
+        cache.keep_json(_FILE, {"format": _FORMAT, "measured": {}})
     return dropped
 
 
@@ -82,7 +71,7 @@ def count() -> int:
     return len(_read())
 
 
-def _counts(record: Mapping[str, Any]) -> bool:
+def _counts(record: dict[str, Any]) -> bool:
     """Whether a measurement is neither too old nor of other versions."""
     at = record.get("at")
     if isinstance(at, bool) or not isinstance(at, int | float):
@@ -101,26 +90,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _path() -> Path:
-    return folder() / "trials.json"
-
-
 def _read() -> dict[str, Any]:
-    try:
-        found = json.loads(_path().read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
-        return {}
-    kept = found.get("measured")
+    found = cache.read_json(_FILE)
+    kept = found.get("measured") if found.get("format") == _FORMAT else None
     return kept if isinstance(kept, dict) else {}
-
-
-def _write(kept: Mapping[str, Any]) -> None:
-    try:
-        folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder(), suffix=".json", delete=False) as file:
-            json.dump({"format": _FORMAT, "measured": kept}, file)
-        os.replace(file.name, _path())
-    except OSError:
-        return

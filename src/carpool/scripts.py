@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -17,6 +19,7 @@ from carpool.memory.size import shown
 
 BETWEEN = ":"
 """The word between two scripts on the command line."""
+_LONGEST_BYTES = 120  # of a log's name; file systems take 255, and more comes behind it
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,17 @@ class Script:
 
     @property
     def file_name(self) -> str:
-        """The name as that of a file."""
-        return re.sub(r"[^\w.,=\[\]+-]", "_", self.name)
+        """The name as that of a file; a long one is cut, and a digest of the whole tells it from others.
+
+        >>> Script("a[x=/y]", "a.py").file_name, Script("a" * 300, "a.py").file_name[100:]
+        ('a[x=_y]', 'aaaaaaa-d309cd0c60e1')
+        """
+        plain = re.sub(r"[^\w.,=\[\]+-]", "_", self.name)
+        if len(plain.encode()) <= _LONGEST_BYTES:
+            return plain
+        digest = hashlib.blake2b(self.name.encode(errors="surrogateescape"), digest_size=6).hexdigest()
+        cut = plain.encode()[: _LONGEST_BYTES - len(digest) - 1].decode(errors="ignore")
+        return f"{cut}-{digest}"
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,8 @@ class Ended:
     peak_bytes: int | None = None
     story: str = ""
     """Why we ended it, or could not start it."""
+    lost: str = ""
+    """Why its log ends before its output."""
 
     @property
     def is_completed(self) -> bool:
@@ -68,9 +82,8 @@ class Ended:
 
     @property
     def outcome(self) -> str:
-        if self.story:
-            return self.story
-        return "completed" if self.code == 0 else "failed"
+        outcome = self.story or ("completed" if self.code == 0 else "failed")
+        return f"{outcome}, its log is not whole: {self.lost}" if self.lost else outcome
 
 
 def parse(words: Sequence[str], axes: Sequence[str] = ()) -> tuple[Script, ...]:
@@ -82,6 +95,28 @@ def parse(words: Sequence[str], axes: Sequence[str] = ()) -> tuple[Script, ...]:
     cells = _cells(axes)
     made = [_in_cell(script, cell) for script in map(_script, _split(words)) for cell in cells]
     return tuple(_told_apart(made))
+
+
+def hint(words: Sequence[str]) -> str | None:
+    """What was perhaps meant, where a script's argument is a script too; it may well be an argument.
+
+    >>> hint(["a.py", "--lr", "0.1"]) is None
+    True
+    """
+    meant: list[str] = []
+    for number, part in enumerate(_split(words)):
+        is_python = part[0].endswith(".py")
+        found = [is_python and at > 0 and _is_script(word) for at, word in enumerate(part)]
+        spaced = (
+            [BETWEEN, word.strip(BETWEEN)] if new else [word] for word, new in zip(part, found, strict=True)
+        )
+        meant += [*([BETWEEN] if number else []), *itertools.chain.from_iterable(spaced)]
+    return shlex.join(meant) if meant != list(words) else None
+
+
+def _is_script(word: str) -> bool:
+    named = word.strip(BETWEEN)
+    return named.endswith(".py") and Path(named).is_file()
 
 
 def for_tf1(scripts: Sequence[Script]) -> tuple[Script, ...]:

@@ -84,7 +84,9 @@ def train(
     with _Reporting(reporters) as emit, Pause() as pause:
         try:
             with collector.set_aside(len(by_name)):
-                prepared = _prepare(by_name, device, strategy, compile, limit(memory), ("holds",), pause, emit)
+                prepared = _prepare(
+                    by_name, device, strategy, compile, limit(memory), ("holds",), pause, emit
+                )
                 with prepared:
                     orders = Orders(prepared.plan.device, strategy, verify, on_error)
                     run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit, reached)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -13,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from carpool.executors import scripts as executor
 from carpool.executors.interrupt import Bell
 from carpool.executors.scripts import Terms, run
+from carpool.process.child import Child
 from carpool.reporters.prefixed import Prefixed
 from carpool.scripts import Ended, Script
 
@@ -102,6 +105,32 @@ def test_a_program_that_cannot_be_started_says_why(stage: Stage):
     assert "FileNotFoundError" in ended["broken"].outcome
     assert not ended["broken"].is_completed
     assert ended["a"].is_completed
+
+
+def test_one_that_cannot_be_started_leaves_the_others_running(stage: Stage):
+    """Arguments that are too long for the system end their own script alone."""
+    sound = stage.script("sound", "print(1)")
+    ended = stage.run(replace(sound, name="long", arguments=("x" * 200_000,)), sound)
+    assert ended["long"].story.startswith("not started: OSError")
+    assert (ended["long"].code, ended["long"].is_completed) == (None, False)
+    assert ended["sound"].is_completed
+
+
+def test_one_for_which_there_are_no_descriptors_waits_until_others_end(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    tries: list[str] = []
+
+    def child(command: Any, **options: Any) -> Child:
+        tries.append(options["env"]["CARPOOL_SCRIPT"])
+        if len(tries) == 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return Child(command, **options)
+
+    monkeypatch.setattr(executor, "Child", child)
+    ended = stage.run(*(stage.script(name, "print(1)") for name in "ab"))
+    assert all(each.is_completed for each in ended.values())
+    assert tries == ["a", "b", "b"]
 
 
 NOTE = """

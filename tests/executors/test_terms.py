@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,6 +85,32 @@ def test_a_folder_of_the_users_may_be_there(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(OptionError, match="a folder for --logs"):
         with_folder(terms, Wanted(logs=tmp_path / "file"))
+
+
+def test_folders_that_are_made_are_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for wanted in (Wanted(), Wanted(logs=tmp_path / "a" / "b")):
+        logs = with_folder(make_terms(wanted, GPU, True, {}), wanted).logs
+        assert logs.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "carpool-logs").chmod(0o777)
+    with pytest.raises(OptionError, match="carpool-logs: others may write into it"):
+        with_folder(make_terms(Wanted(), GPU, True, {}), Wanted())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes what belongs to somebody else")
+def test_another_users_link_is_no_folder_for_logs(tmp_path: Path):
+    """Logs do not go where another user's link leads."""
+    (tmp_path / "theirs").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "theirs")
+    for logs in (link, link / "below"):
+        wanted = Wanted(logs=logs)
+        assert with_folder(make_terms(wanted, GPU, True, {}), wanted).logs == logs
+    os.chown(link, 12345, 12345, follow_symlinks=False)
+    for logs in (link, link / "below"):
+        wanted = Wanted(logs=logs)
+        with pytest.raises(OptionError, match="is a link of another user"):
+            with_folder(make_terms(wanted, GPU, True, {}), wanted)
 
 
 def test_a_hidden_gpu_is_no_gpu(monkeypatch: pytest.MonkeyPatch):

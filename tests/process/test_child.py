@@ -1,5 +1,6 @@
 """Commands as children, with the failures that leave orphans behind elsewhere."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from carpool.process import child as processes
 from carpool.process.child import Child
-from carpool.testing.processes import gone
+from carpool.testing.processes import gone, many_descriptors, may_open
 
 PYTHON = sys.executable
 
@@ -118,3 +120,103 @@ def test_host_memory_of_the_whole_tree_is_seen(tmp_path):
     with Child(script(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {held!r}])")) as child:
         read_pid(mark)
         assert (child.rss_bytes() or 0) > 200 << 20
+
+
+MARKED = f"""
+    import subprocess, sys, time
+    child = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}], start_new_session=True)
+    open({{mark!r}}, "w").write(f"{{{{child.pid}}}}\\n")
+    {{rest}}
+"""
+"""Starts a process in a session of its own and tells it."""
+
+
+def killed_leash(child):
+    os.kill(child._leash.pid, signal.SIGKILL)
+    child._leash.wait()
+
+
+def test_a_killed_leash_is_replaced_and_the_command_goes_on(tmp_path):
+    """A killed leash: the command goes on, ends as it is told to, and nothing of it is left."""
+    mark = tmp_path / "pid"
+    with Child(script(MARKED.format(mark=str(mark), rest="time.sleep(600)"))) as child:
+        pids = child.pid, read_pid(mark)
+        for _ in range(2):
+            number = child.fileno()
+            killed_leash(child)
+            assert child.poll() is None
+            assert (child.pid, child.fileno()) == (pids[0], number)
+        assert not any(gone(pid, within_s=0.1) for pid in pids)
+        child.terminate()
+        assert child.wait(60) is not None
+    assert all(gone(pid) for pid in pids)
+
+
+def test_after_a_killed_leash_the_end_is_noticed(tmp_path):
+    mark, go = tmp_path / "pid", tmp_path / "go"
+    os.mkfifo(go)
+    with Child(script(MARKED.format(mark=str(mark), rest=f"open({str(go)!r}).close()"))) as child:
+        grandchild = read_pid(mark)
+        killed_leash(child)
+        assert child.poll() is None
+        go.write_text("")
+        assert child.wait(60) == 255
+        assert child.error == "the process that watched it was killed, so how it ended is not known"
+    assert gone(grandchild)
+
+
+def test_a_killed_leash_does_not_let_the_command_outlive_us(tmp_path):
+    marks = [tmp_path / "child", tmp_path / "grandchild"]
+    inner = textwrap.dedent(MARKED.format(mark=str(marks[1]), rest="time.sleep(600)"))
+    parent = subprocess.Popen(
+        script(f"""
+            import os, signal, sys, time
+            from carpool.process.child import Child
+            child = Child([sys.executable, "-c", {inner!r}])
+            os.kill(child._leash.pid, signal.SIGKILL)
+            child._leash.wait()
+            assert child.poll() is None
+            open({str(marks[0])!r}, "w").write(f"{{child.pid}}\\n")
+            time.sleep(600)
+        """)
+    )
+    pids = [read_pid(mark) for mark in marks]
+    parent.kill()
+    parent.wait()
+    assert all(gone(pid) for pid in pids)
+
+
+def test_where_no_other_leash_can_be_started_the_command_ends(tmp_path, monkeypatch):
+    mark = tmp_path / "pid"
+    with Child(script(MARKED.format(mark=str(mark), rest="time.sleep(600)"))) as child:
+        pids = child.pid, read_pid(mark)
+        killed_leash(child)
+
+        def full(*_, **__):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(processes, "_leashed", full)
+        assert child.poll() == -signal.SIGKILL
+        assert "no other can be started" in child.error
+    assert all(gone(pid) for pid in pids)
+
+
+MANY = """
+    import resource, socket, subprocess, sys
+    from carpool.process.child import Child
+    held = [socket.socket() for _ in range(1200)]
+    with Child([sys.executable, "-c", "print(1)"], stdout=subprocess.PIPE) as child:
+        assert child.fileno() > 1024
+        assert child.wait(60) == 0
+        print(child.stdout.read().decode().strip())
+    with Child([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
+        assert child.wait(0.01) is None
+        print(child.stop())
+"""
+
+
+@pytest.mark.skipif(not may_open(1500), reason="this process may not open so many")
+def test_more_descriptors_than_select_takes():
+    """More than 1,024 open descriptors."""
+    ran = subprocess.run(script(MANY), capture_output=True, text=True, preexec_fn=many_descriptors)
+    assert (ran.stdout, ran.stderr) == ("1\n-15\n", "")

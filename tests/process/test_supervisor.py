@@ -3,6 +3,9 @@
 import ctypes
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,6 +19,7 @@ from carpool.process import supervisor
 from carpool.process import worker as inside
 from carpool.process.messages import Call, News, Raised, Returned
 from carpool.process.supervisor import Supervisor
+from carpool.testing.processes import many_descriptors, may_open
 
 LONG_S = 60
 
@@ -296,3 +300,48 @@ def test_a_worker_that_nobody_holds_any_more_ends():
     pid = worker.pid
     del worker
     assert gone(pid)
+
+
+def test_a_killed_leash_does_not_end_the_call_nor_leave_its_worker():
+    """A killed leash: the worker goes on, and is stopped as any other."""
+
+    def work(go):
+        while not Path(go).exists():
+            time.sleep(0.01)
+        return os.getpid()
+
+    with tempfile.TemporaryDirectory() as folder, Supervisor() as worker:
+        go = Path(folder, "go")
+        worker.call(Call(work, (str(go),)))
+        while worker.started is None:
+            assert worker.wait(0.01) is None
+        held = worker._child._leash
+        held.kill()
+        held.wait()
+        assert worker.poll() is None
+        go.touch()
+        assert worker.wait(LONG_S) == Returned(worker.pid)
+        pid = worker.pid
+    assert gone(pid)
+
+
+MANY = """
+import os, socket
+from types import SimpleNamespace
+import carpool
+from carpool.executors import isolated
+held = [socket.socket() for _ in range(1200)]
+near, far = socket.socketpair()
+far.send(b"1")
+isolated.wait([SimpleNamespace(worker=near)])
+print(*(result.value for result in carpool.map(lambda x: 2 * x, [1, 2, 3], workers=2)), near.fileno() > 1024)
+"""
+
+
+@pytest.mark.skipif(not may_open(1500), reason="this process may not open so many")
+def test_more_descriptors_than_select_takes():
+    """More than 1,024 open descriptors: workers and those who wait for them."""
+    ran = subprocess.run(
+        [sys.executable, "-c", MANY], capture_output=True, text=True, preexec_fn=many_descriptors
+    )
+    assert (ran.stdout, ran.stderr) == ("2 4 6 True\n", "")

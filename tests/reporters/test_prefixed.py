@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+
+import pytest
 
 from carpool.reporters.prefixed import Lines, Prefixed
 
@@ -50,16 +53,48 @@ def test_each_name_has_a_colour_of_its_own_that_stays():
     assert second == b"\x1b[33mb |\x1b[0m x"
 
 
-def test_a_reader_that_goes_away_is_no_failure():
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device")], ids=str
+)
+def test_a_stream_that_takes_no_more_is_no_failure(error: OSError):
     class Gone(io.BytesIO):
         writes = 0
 
         def write(self, data) -> int:
             self.writes += 1
-            raise BrokenPipeError
+            raise error
 
     stream = Gone()
     show = Prefixed(stream, is_coloured=False)
+    assert not show.lost
     show.show("a", [b"1"])
     show.show("a", [b"2"])
-    assert stream.writes == 1
+    assert not show.say("table")
+    assert (stream.writes, show.lost) == (1, error.strerror)
+
+
+def test_no_stream_is_a_closed_one():
+    show = Prefixed(None, is_coloured=False)
+    show.show("a", [b"1"])
+    assert not show.say("table")
+    assert show.lost == "it is closed"
+
+
+def test_what_a_stream_takes_in_parts_is_written_whole():
+    class Slow(io.BytesIO):
+        def write(self, data) -> int:
+            return super().write(bytes(data[:3]))
+
+    stream = Slow()
+    Prefixed(stream, is_coloured=False).show("a", [b"12345", b"6"])
+    assert stream.getvalue() == b"a | 12345\na | 6\n"
+
+
+def test_a_pipe_that_nobody_reads_and_does_not_block_is_given_up():
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    with open(theirs, "wb", buffering=0) as stream:
+        show = Prefixed(stream, is_coloured=False, patience_s=0.01)
+        show.show("a", [b"x" * (1 << 20)])
+        assert show.lost == "nobody read from it for 0.01 s"
+    os.close(ours)

@@ -7,7 +7,6 @@ typed events, and what a job reached as its outcome, history and state, which ou
 from __future__ import annotations
 
 import os
-import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -28,6 +27,7 @@ from carpool.memory.size import Limit, shown, size
 from carpool.planning.plan import Group, Plan
 from carpool.process.messages import Call, Message, News, Raised, Returned
 from carpool.process.mps import service, thread_share
+from carpool.process.ready import ready
 from carpool.process.supervisor import Supervisor
 from carpool.process.threads import threads
 from carpool.process.wire import Blocks
@@ -151,7 +151,7 @@ def is_picklable(job: Job) -> bool:
 
 def wait(open_: Sequence[Isolated]) -> None:
     """Sleeps until one of these workers has something to say, or for a moment: asking all the time would cost a part of a core."""
-    select.select([one.worker for one in open_], [], [], _WAIT_S)
+    ready([one.worker for one in open_], _WAIT_S)
 
 
 class Isolated:

@@ -1,7 +1,11 @@
-"""Scripts side by side: started as memory allows, their output shown and kept, stopped together. One thread, one `select`."""
+"""Scripts side by side: started as memory allows, their output shown and kept, stopped together. One thread, one selector.
+
+What goes wrong with one script, its log or the showing of its output costs the others nothing.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import subprocess
@@ -12,15 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from carpool.errors import described
 from carpool.executors.interrupt import Bell
 from carpool.memory.ledger import Ledger
 from carpool.memory.size import shown
+from carpool.private import create
 from carpool.process.child import Child
 from carpool.reporters.prefixed import Lines, Prefixed
 from carpool.scripts import Ended, Script
 
 _LOOK_S = 0.2  # the system does not tell when a process has grown, so it is asked this often
 _READ_BYTES = 1 << 16
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # of what those that run give back
 
 
 @dataclass(frozen=True)
@@ -39,13 +46,40 @@ class Terms:
     grace_s: float = 5.0
 
 
+class _Log:
+    """The whole output of a script in a file, as far as the disk takes it; `lost` says why it ends before the output."""
+
+    def __init__(self, path: Path) -> None:
+        self.lost = ""
+        self._file: BinaryIO | None = None
+        try:
+            self._file = create(path)
+        except OSError as error:
+            self.lost = error.strerror or str(error)
+
+    def write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest and self._file is not None and not self.lost:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self.lost = error.strerror or str(error)
+
+    def close(self) -> None:
+        try:
+            if self._file is not None:
+                self._file.close()
+        except OSError as error:  # some file systems say only now that they are full
+            self.lost = self.lost or error.strerror or str(error)
+
+
 @dataclass
 class _Running:
     """A script that has started, until it has ended and its output is read."""
 
     script: Script
     child: Child
-    log: BinaryIO
+    log: _Log
     started_s: float
     lines: Lines = field(default_factory=Lines)
     is_read: bool = False
@@ -87,7 +121,7 @@ class _Run:
         self._ledger = Ledger(terms.capacity_bytes)
         self._watches = terms.is_host_memory and terms.cap_bytes > 0
         self._look_at_s = 0.0
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.PollSelector()
         self._selector.register(bell, selectors.EVENT_READ, None)
 
     def loop(self) -> None:
@@ -114,18 +148,31 @@ class _Run:
             self._ledger, is_admitted = self._ledger.offer(script.name, self._terms.cap_bytes)
             if not is_admitted:
                 return
-            self._start(self._waiting.popleft())
+            try:
+                child = self._child(script)
+            except OSError as error:
+                self._ledger = self._ledger.release(script.name)
+                if error.errno in _SCARCE and self._running:
+                    return  # until one of those that run has ended
+                self.ended[script.name] = Ended(script.name, None, story=f"not started: {described(error)}")
+            else:
+                self._watch(script, child)
+            self._waiting.popleft()
 
-    def _start(self, script: Script) -> None:
-        log = open(self._terms.logs / f"{script.file_name}.log", "wb", buffering=0)  # noqa: SIM115
-        child = Child(
+    def _child(self, script: Script) -> Child:
+        return Child(
             script.command,
             env={**self._terms.environment, "CARPOOL_SCRIPT": script.name},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        running = _Running(script, child, log, time.monotonic(), story=child.error or "")
+
+    def _watch(self, script: Script, child: Child) -> None:
+        log = _Log(self._terms.logs / f"{script.file_name}.log")
+        running = _Running(script, child, log, time.monotonic())
         self._running[script.name] = running
+        if log.lost:
+            self._output.show(script.name, [f"carpool: no log of it: {log.lost}".encode()])
         assert child.stdout is not None
         self._selector.register(child.stdout, selectors.EVENT_READ, (running, True))
         if child.code is None:
@@ -143,20 +190,28 @@ class _Run:
     def _read(self, running: _Running) -> None:
         assert running.child.stdout is not None
         data = os.read(running.child.stdout.fileno(), _READ_BYTES)
-        running.log.write(data)
-        self._output.show(running.script.name, running.lines.take(data) if data else running.lines.rest())
+        self._tell(running, data, running.lines.take(data) if data else running.lines.rest())
         if not data:
             self._selector.unregister(running.child.stdout)
             running.is_read = True
+
+    def _tell(self, running: _Running, data: bytes, lines: list[bytes]) -> None:
+        """The log takes the bytes, then the lines are shown; where the log has just ended, one more says so."""
+        was_whole = not running.log.lost
+        running.log.write(data)
+        if was_whole and running.log.lost:
+            lines = [*lines, f"carpool: its log ends here: {running.log.lost}".encode()]
+        self._output.show(running.script.name, lines)
 
     def _end(self, running: _Running) -> None:
         name, child = running.script.name, running.child
         peak = max(running.peak_bytes, child.peak_bytes or 0)
         seconds = time.monotonic() - running.started_s
-        self.ended[name] = Ended(name, child.code, seconds, peak or None, running.story)
         del self._running[name]
         self._ledger = self._ledger.release(name)
         running.close()
+        story = running.story or child.error or ""
+        self.ended[name] = Ended(name, child.code, seconds, peak or None, story, running.log.lost)
 
     def _take_bell(self) -> None:
         """Ctrl-C asks all of them to end, a second one ends them."""
@@ -190,8 +245,7 @@ class _Run:
             story = f"stopped at {shown(used)} of memory, over its cap of {shown(self._terms.cap_bytes)}"
             running.stop(story, now + self._terms.grace_s)
             line = f"carpool: {story}".encode()
-            running.log.write(line + b"\n")
-            self._output.show(running.script.name, [line])
+            self._tell(running, line + b"\n", [line])
 
     def _timeout_s(self) -> float | None:
         """Until there is something to do even if nobody says anything; None is never."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from carpool.memory.device import DeviceMemory
 from carpool.memory.enforce import visible_gpus
 from carpool.memory.policy import Policy, allocator_bytes, variables
 from carpool.memory.size import Limit, Size, limit, shown
+from carpool.private import fault, foreign_link, make_folder
 from carpool.process.mps import Service, thread_share
 
 
@@ -71,20 +73,32 @@ def with_service(terms: Terms, service: Service) -> Terms:
 
 
 def with_folder(terms: Terms, wanted: Wanted) -> Terms:
-    """The terms with their folder made; one that we named ourselves is always new."""
-    if wanted.logs is not None:
-        try:
-            wanted.logs.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OptionError(
-                sentence("a folder for --logs", f"{wanted.logs}: {error.strerror}", "name another one")
-            ) from None
-        return terms
+    """The terms with their folder made; one that we named ourselves is always new, and this user's alone."""
+    asked = wanted.logs or terms.logs
+    try:
+        if theirs := foreign_link(asked.absolute()):
+            raise _refused(theirs)
+        if wanted.logs is not None:
+            make_folder(asked)
+            return terms
+        make_folder(asked.parent)
+        if wrong := fault(asked.parent, stat.S_IWOTH):
+            raise _refused(f"{asked.parent}: {wrong}")
+        return replace(terms, logs=_new_folder(asked))
+    except OSError as error:
+        raise _refused(f"{asked}: {error.strerror}") from None
+
+
+def _refused(received: str) -> OptionError:
+    return OptionError(sentence("a folder for --logs", received, "name another one"))
+
+
+def _new_folder(wanted: Path) -> Path:
     for number in itertools.count(1):
-        folder = terms.logs if number == 1 else terms.logs.with_name(f"{terms.logs.name}-{number}")
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         try:
-            folder.mkdir(parents=True)
+            folder.mkdir(mode=0o700)
         except FileExistsError:
             continue
-        return replace(terms, logs=folder)
+        return folder
     raise AssertionError("counting does not end")

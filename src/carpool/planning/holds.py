@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from carpool.planning.trials import origin
@@ -24,14 +23,6 @@ class Hold:
     def origin(self) -> str:
         """Where the answer comes from, in words."""
         return origin(self.on)
-
-    def check(self) -> None:
-        """Raises a ValueError where these are no share and no seconds."""
-        values = (self.share, self.step_s)
-        if not all(
-            isinstance(value, int | float) and math.isfinite(value) and value >= 0 for value in values
-        ):
-            raise ValueError(f"expected a share and seconds, received {values}")
 
     def isolates(self, steps: int) -> bool:
         """Whether so many steps gain from a process of their own.

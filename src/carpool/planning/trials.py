@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 SLOWER = 0.95  # together must be at least this fast, as a share of one after another, or it is not done
@@ -25,16 +24,6 @@ class Trial:
     def origin(self) -> str:
         """Where the answer comes from, in words."""
         return origin(self.on)
-
-    def check(self) -> None:
-        """Raises a ValueError where these are no seconds of members."""
-        times = (self.together_s, self.alone_s)
-        if not all(isinstance(s, int | float) and math.isfinite(s) and s > 0 for s in times):
-            raise ValueError(f"expected seconds above 0, received {times}")
-        if not (isinstance(self.members, int) and isinstance(self.form, str)):
-            raise ValueError(
-                f"expected a number of members and a word, received {self.members!r}, {self.form!r}"
-            )
 
     @property
     def gain(self) -> float:

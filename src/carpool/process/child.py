@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
+import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from types import TracebackType
 from typing import IO, Any
 
 from carpool.process import leash
+from carpool.process.ready import ready
 
 Stream = int | IO[Any] | None
+_UNTOLD = 255  # the code of a command that ended while nobody who would be told watched it
 
 
 class Child:
@@ -47,25 +50,17 @@ class Child:
         self.peak_bytes: int | None = None
         """Once it has ended: the most host memory that one of its processes had."""
         self._text = b""
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            inherited = (theirs.fileno(), *pass_fds)
-            self._leash = subprocess.Popen(
-                [sys.executable, "-I", "-S", leash.__file__, str(theirs.fileno()), *command],
-                env=None if env is None else dict(env),
-                cwd=cwd,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                pass_fds=inherited,
-                start_new_session=True,
-            )
-        self._hear(until=lambda: self.pid is not None or self.code is not None, timeout_s=None)
-
-    @property
-    def stdout(self) -> IO[bytes] | None:
+        self._forked: int | None = None
+        self._mark = secrets.token_hex(8)
+        marked = {**(os.environ if env is None else env), leash.MARK: self._mark}
+        streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
+        self._socket, self._leash = _leashed(
+            "start", *command, pass_fds=pass_fds, env=marked, cwd=cwd, **streams
+        )
+        self._pipes = [pipe for pipe in (self._leash.stdin, self._leash.stdout, self._leash.stderr) if pipe]
+        self.stdout = self._leash.stdout
         """The command's output, where a pipe was asked for."""
-        return self._leash.stdout
+        self._hear(until=lambda: self.pid is not None or self.code is not None, timeout_s=None)
 
     def poll(self) -> int | None:
         """The exit code, if the command has ended."""
@@ -122,9 +117,8 @@ class Child:
             self.kill()
             self.wait()
         self._leash.wait()
-        for held in (self._leash.stdin, self._leash.stdout, self._leash.stderr):
-            if held is not None:
-                held.close()
+        for pipe in self._pipes:
+            pipe.close()
         self._socket.close()
 
     def _order(self, order: bytes) -> None:
@@ -136,24 +130,70 @@ class Child:
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while self.code is None:
             left = None if end is None else max(0.0, end - time.monotonic())
-            ready, _, _ = select.select([self._socket], [], [], left)
-            if not ready:
+            if not ready([self._socket], left):
                 return
             self._take(self._socket.recv(4096))
             if until():
                 return
 
     def _take(self, text: bytes) -> None:
-        if not text:  # the leash itself is gone
-            self.code = self._leash.wait() or 1 if self.code is None else self.code
+        if not text:
+            self._retake()
             return
         *lines, self._text = (self._text + text).split(b"\n")
         for line in lines:
             message = json.loads(line)
+            self._forked = message.get("forked", self._forked)
             self.pid = message.get("pid", self.pid)
             self.code = message.get("code", self.code)
             self.error = message.get("error", self.error)
             self.peak_bytes = message.get("peak_bytes", self.peak_bytes)
+            if message.get("gone"):
+                self._end_untold()
+
+    def _retake(self) -> None:
+        """The leash itself was killed: another takes its place, and the command goes on."""
+        self._leash.wait()
+        self._text = b""
+        if self._forked is None:
+            self.code, self.error = _UNTOLD, "the process that was to start it was killed"
+            return
+        self.pid = self._forked
+        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        try:
+            ours, self._leash = _leashed("watch", str(self.pid), self._mark, **quiet)
+        except OSError as error:  # unwatched it could outlive us
+            leash.end_all(self.pid, self._mark)
+            why = f"the process that watched it was killed, and no other can be started ({error})"
+            self.code, self.error = -signal.SIGKILL, why
+            return
+        with ours:  # the number stays: somebody may wait for it beside others
+            os.dup2(ours.fileno(), self._socket.fileno(), inheritable=False)
+
+    def _end_untold(self) -> None:
+        """It has ended under a leash that was not told how; where orphans come to us, the system tells us."""
+        assert self.pid is not None
+        self.code = _UNTOLD
+        try:
+            _, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status)
+        except ChildProcessError:
+            self.error = "the process that watched it was killed, so how it ended is not known"
+
+
+def _leashed(
+    *words: str, pass_fds: Iterable[int] = (), **options: Any
+) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """A leash that was told this, and our end of its socket."""
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            command = [sys.executable, "-I", "-S", leash.__file__, str(theirs.fileno()), *words]
+            inherited = (theirs.fileno(), *pass_fds)
+            return ours, subprocess.Popen(command, pass_fds=inherited, start_new_session=True, **options)
+    except BaseException:
+        ours.close()
+        raise
 
 
 def _tree_s(pid: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from types import TracebackType
 from carpool.errors import WorkerError
 from carpool.memory.size import shown
 from carpool.process.messages import Call, Raised, Returned
+from carpool.process.ready import ready
 from carpool.process.supervisor import Supervisor
 from carpool.process.wire import Blocks
 
@@ -48,7 +48,7 @@ class Pool:
             while waiting and len(self._busy) < self._size:
                 self._start(waiting[-1], calls[waiting[-1]], blocks)
                 waiting.pop()
-            select.select(list(self._busy), [], [], _WAIT_S)
+            ready(list(self._busy), _WAIT_S)
             for worker in list(self._busy):
                 if (ended := self._ended(worker)) is not None:
                     yield ended

@@ -64,7 +64,7 @@ class Supervisor:
         return self._child.pid
 
     def fileno(self) -> int:
-        """Readable when it has said something, or died: for `select`."""
+        """Readable when it has said something, or died: for `ready`."""
         return self._channel.fileno()
 
     def call(self, call: Call, blocks: Blocks | None = None) -> None:
@@ -75,6 +75,7 @@ class Supervisor:
 
     def poll(self) -> Message | None:
         """The next thing the worker says, if it has said one. Raises WorkerError when it has died, or made no progress for too long."""
+        self._child.poll()  # where what holds it was killed, that is mended now
         while (frame := self._frame()) is not None:
             message = _decoded(frame)
             if isinstance(message, Started):

@@ -12,7 +12,6 @@ import io
 import mmap
 import os
 import pickle
-import select
 import socket
 import struct
 import sys
@@ -24,6 +23,8 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+
+from carpool.process.ready import ready
 
 LARGE_BYTES = 64 * 1024
 _ALIGNED = 64  # what frameworks' own allocators give: kernels may round differently elsewhere
@@ -302,7 +303,7 @@ class Channel:
     def poll(self) -> Frame | None:
         """The next message, if all of it has come."""
         while (frame := self._frame()) is None:
-            if not select.select([self._socket], [], [], 0)[0]:
+            if not ready([self._socket], 0):
                 return None
             self._take()
         return frame

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import time
 from typing import BinaryIO
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
@@ -34,23 +36,47 @@ class Lines:
 
 
 class Prefixed:
-    """Writes lines behind names, coloured where that is wanted. A reader that goes away ends the showing, nothing else."""
+    """Writes lines behind names, coloured where that is wanted. A stream that takes no more ends the showing, nothing else.
 
-    def __init__(self, stream: BinaryIO, is_coloured: bool) -> None:
-        self._stream: BinaryIO | None = stream
-        self._is_coloured = is_coloured
+    `lost` says why then. No stream is one that was closed from the start; `patience_s` is how long a full one that does not block may
+    take nothing.
+    """
+
+    def __init__(self, stream: BinaryIO | None, is_coloured: bool, patience_s: float = 10.0) -> None:
+        # Unbuffered: what a full disk did not take would be tried again at the very end, by Python.
+        self._stream: BinaryIO | None = getattr(stream, "raw", stream)
+        self.lost = "" if stream is not None else "it is closed"
+        self._is_coloured, self._patience_s = is_coloured, patience_s
         self._prefixes: dict[str, bytes] = {}
 
     def show(self, name: str, lines: list[bytes]) -> None:
         """Bytes stay as they are, whatever they are encoded in."""
-        if self._stream is None or not lines:
-            return
         prefix = self._prefix(name)
+        self._write(b"".join(prefix + line + b"\n" for line in lines))
+
+    def say(self, text: str) -> bool:
+        """Writes a text that is no script's; whether it could."""
+        self._write(text.encode(errors="backslashreplace") + b"\n")
+        return not self.lost
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
         try:
-            self._stream.write(b"".join(prefix + line + b"\n" for line in lines))
-            self._stream.flush()
-        except BrokenPipeError:
-            self._stream = None
+            while rest and self._stream is not None:
+                count = self._stream.write(rest)
+                if count is None:  # of one that does not block: it is full
+                    self._wait(self._stream)
+                rest = rest[count or 0 :]
+        except (OSError, ValueError) as error:
+            self._stream, self.lost = None, getattr(error, "strerror", None) or str(error)
+
+    def _wait(self, stream: BinaryIO) -> None:
+        """Until the stream takes more."""
+        poll, end = select.poll(), time.monotonic() + self._patience_s
+        poll.register(stream.fileno(), select.POLLOUT)
+        while not poll.poll(1e3 * max(0.0, end - time.monotonic())):
+            if time.monotonic() >= end:
+                raise TimeoutError(f"nobody read from it for {self._patience_s:g} s")
 
     def _prefix(self, name: str) -> bytes:
         if name not in self._prefixes:

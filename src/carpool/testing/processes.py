@@ -1,8 +1,9 @@
-"""Whether processes are gone: for tests of what starts some. From /proc, so on Linux only."""
+"""Whether processes are gone, and what they may open: for tests of what starts some. From /proc, so on Linux only."""
 
 from __future__ import annotations
 
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -23,3 +24,15 @@ def gone(pid: int, within_s: float = 5.0) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def many_descriptors() -> None:
+    """Lets this process open as many of them as it may: more than `select` takes."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def may_open(number: int) -> bool:
+    """Whether a process may open so many descriptors, once it has asked for it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most == resource.RLIM_INFINITY or most >= number

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -373,13 +369,12 @@ def test_buffers_are_given_on():
 # Programs
 
 
-def test_programs_are_made_once_for_a_width(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_programs_are_made_once_for_a_width():
     def made(population_: Population) -> int:
         before = len(programs.compiled)
         population_.step(BATCH)
         return len(programs.compiled) - before
 
-    monkeypatch.setattr(programs, "_folder", lambda: tmp_path)
     programs.forget()
     pop = of_rates()
     assert made(pop) == 1
@@ -399,32 +394,16 @@ def test_another_behaviour_is_another_program():
     close(losses[0] * 2, losses[1])
 
 
-SCRIPT = """
-import jax, numpy as np, optax, carpool.jax
-from carpool.adapters.jax import programs
-def init(key): return {"w": jax.random.normal(key, (3, 1))}
-def step(model, batch): return ((batch[0] @ model["w"] - batch[1]) ** 2).mean()
-pop = carpool.jax.population(init, step, lambda lr: optax.adam(lr), keys=3, hyper={"lr": [0.1, 0.2, 0.3]})
-pop.step((np.ones((4, 3)), np.ones((4, 1))))
-pop.copy(0, 1)
-pop.drop(2)
-weights = np.asarray(pop[1]["w"]).tobytes().hex()
-print(len(programs.compiled), weights)
-"""
-
-
-def test_another_process_reads_them_from_disk():
-    def ran() -> list[str]:
-        command = [sys.executable, "-c", SCRIPT]
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-        return subprocess.run(
-            command, env=environment, check=True, capture_output=True, text=True
-        ).stdout.split()
-
-    first, second = ran(), ran()
-    assert int(first[0]) == 5  # begin, step, copy, drop, take one out
-    assert int(second[0]) == 0
-    assert first[1] == second[1]
+def test_each_operation_is_one_program():
+    programs.forget()
+    before = len(programs.compiled)
+    for _ in range(2):
+        pop = of_rates(keys=3)
+        pop.step(BATCH)
+        pop.copy(0, 1)
+        pop.drop(2)
+        pop[1]
+        assert len(programs.compiled) == before + 5  # begin, step, copy, drop, take one out
 
 
 # Kinds of models

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import warnings
 from collections.abc import Callable
@@ -248,7 +249,8 @@ def test_the_process_itself_is_gone_when_a_run_ends_first(monkeypatch: pytest.Mo
     (one,) = began
     assert one._child is not None
     assert one._child.code is not None
-    assert not Path(one._folder.name).exists()
+    assert one._request.closed
+    assert one._said.closed
 
 
 def test_steps_are_compiled_side_by_side_as_far_as_there_are_cores(monkeypatch: pytest.MonkeyPatch):
@@ -311,3 +313,33 @@ def test_a_request_tells_what_is_baked_in():
         assert compiler._mark(one) != compiler._mark(compiler.request(traced, [torch.zeros(2, 3)]))
     finally:
         torch.set_num_threads(threads)
+
+
+def asked_for() -> compiler.Request:
+    return compiler.request(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.zeros(2)])
+
+
+@pytest.mark.parametrize("where", ["tempfile.TemporaryFile", "Child"])
+def test_a_full_disk_or_process_table_means_uncompiled(monkeypatch: pytest.MonkeyPatch, where: str):
+    """A full disk: the process that compiles is not started, and that is its end, not the run's."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(compiler, "_running", [])
+    holder = compiler.tempfile if "." in where else compiler
+    monkeypatch.setattr(holder, where.rpartition(".")[2], full)
+    background = Background(asked_for())
+    assert background.poll() == background.wait() == 1
+    assert background.told() == "OSError: [Errno 28] No space left on device"
+    background.close()
+
+
+def test_a_compilers_cache_that_others_may_write_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Who may run code: what the compiler finds in its cache it runs."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    compiler._check_folder()
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "cache").chmod(0o777)
+    with pytest.raises(RuntimeError, match="others may write into it; set TORCHINDUCTOR_CACHE_DIR"):
+        compiler.compiled(asked_for())

@@ -12,23 +12,27 @@ import math
 import os
 import pickle
 import re
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from carpool import recall
+from carpool import cache
 from carpool.adapters.torch import precision, products
 from carpool.adapters.torch.numbers import inline_numbers
 from carpool.environment import cores
+from carpool.errors import described
 from carpool.kernels.pool import compiled_forms
+from carpool.private import fault, make_folder
 from carpool.process.child import Child
 
 _VERSION = (
@@ -77,6 +81,7 @@ def request(traced: GraphModule, inputs: Sequence[Tensor]) -> Request:
 
 def compiled(asked: Request) -> Callable[..., None]:
     """The step, compiled; nothing is run. The trace stays as it is."""
+    _check_folder()
     import torch._dynamo  # a trace is read with parts of it, which torch loads late
     from torch._inductor import compile as inductor
     from torch._inductor import config
@@ -107,27 +112,40 @@ def is_begun() -> bool:
 
 def is_cached(asked: Request) -> bool:
     """Whether it was compiled on this machine before, and Inductor's cache is still there."""
-    return _mark(asked).exists() and _inductor_folder().exists()
+    return cache.read(_mark(asked)) is not None and _inductor_folder().exists()
 
 
 def mark(asked: Request) -> None:
     """Notes that it was compiled."""
-    with suppress(OSError):
-        _mark(asked).parent.mkdir(parents=True, exist_ok=True)
-        _mark(asked).touch()
+    cache.keep(_mark(asked), b"")
 
 
-def _mark(asked: Request) -> Path:
+def _mark(asked: Request) -> str:
     versions = (torch.__version__, _VERSION, products.VERSION)
     parts = (*versions, str(_inductor_folder()), replace(asked, traced=b""))
     digest = hashlib.sha256(asked.traced + repr(parts).encode()).hexdigest()
-    return recall.folder() / "compiled" / digest
+    return f"compiled/{digest}"
 
 
 def _inductor_folder() -> Path:
     if own := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
         return Path(own)
-    return Path(tempfile.gettempdir()) / f"torchinductor_{re.sub(r'[^0-9A-Za-z_.-]', '_', getpass.getuser())}"
+    return Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"
+
+
+def _user() -> str:
+    """As torch calls the user in that folder's name."""
+    try:
+        return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, OSError):  # a number without a name, as in many containers
+        return f"uid_{os.getuid()}"
+
+
+def _check_folder() -> None:
+    """Inductor runs and unpickles what it finds in its cache: raises RuntimeError where that is another user's."""
+    make_folder(_inductor_folder())
+    if wrong := fault(_inductor_folder(), stat.S_IWOTH):
+        raise RuntimeError(f"{_inductor_folder()} is not used: {wrong}; set TORCHINDUCTOR_CACHE_DIR")
 
 
 class Cached:
@@ -162,14 +180,19 @@ class Background:
     """
 
     def __init__(self, asked: Request, budget_s: float = math.inf) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="carpool-compile-")
-        self._request = Path(self._folder.name) / "request"
-        self._request.write_bytes(pickle.dumps(asked))
-        self._said = (Path(self._folder.name) / "said").open("w+b")
         self._child: Child | None = None
+        self._fault: str | None = None
         self._budget_s = budget_s
         self.spent_s = 0.0
         """The processor time that it has taken, when somebody last looked."""
+        self._files = ExitStack()
+        try:  # without names: another user cannot write into them, and nothing stays where we are killed
+            self._request = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            self._said = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            self._request.write(pickle.dumps(asked))
+            self._request.seek(0)
+        except OSError as error:
+            self._fault = described(error)
         if _has_room():
             self._begin()
 
@@ -182,6 +205,8 @@ class Background:
         """Its exit code, 0 for compiled; None while it goes on, or waits for others."""
         if self._child is None and _has_room():
             self._begin()
+        if self._fault is not None:
+            return 1
         if self._child is None:
             return None
         self.spent_s = max(self.spent_s, self._child.processor_s())
@@ -189,13 +214,16 @@ class Background:
 
     def wait(self) -> int | None:
         """The exit code; None when it has spent too much."""
-        child = self._begin()
+        self._begin()
         while (code := self.poll()) is None and not self.is_over:
-            child.wait(_LOOK_EVERY_S)
+            assert self._child is not None, "it has begun"
+            self._child.wait(_LOOK_EVERY_S)
         return code
 
     def told(self) -> str:
         """The last line of what it said."""
+        if self._fault is not None:
+            return self._fault
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit code {self.poll()}"
@@ -203,19 +231,24 @@ class Background:
     def close(self) -> None:
         if self._child is not None:
             self._child.close()
-        self._said.close()
-        self._folder.cleanup()
+        self._files.close()
 
-    def _begin(self) -> Child:
-        if self._child is None:
+    def _begin(self) -> None:
+        """Starts the process, once; where that fails, it has ended."""
+        if self._child is not None or self._fault is not None:
+            return
+        try:
             self._child = Child(
-                [sys.executable, "-m", __name__, str(self._request)],
+                [sys.executable, "-m", __name__],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdin=self._request,
                 stdout=self._said,
                 stderr=self._said,
             )
-            _running.append(self)
-        return self._child
+        except OSError as error:
+            self._fault = described(error)
+            return
+        _running.append(self)
 
 
 def _has_room() -> bool:
@@ -224,9 +257,9 @@ def _has_room() -> bool:
     return len(_running) < max(1, cores() // _CORES_EACH)
 
 
-def _work(path: str) -> None:
+def _work(file: IO[bytes]) -> None:
     os.nice(_NICE)
-    asked: Request = pickle.loads(Path(path).read_bytes())
+    asked: Request = pickle.load(file)
     torch.set_num_threads(asked.threads)
     torch.set_default_dtype(asked.default_dtype)
     torch.use_deterministic_algorithms(asked.deterministic)
@@ -238,4 +271,4 @@ def _work(path: str) -> None:
 if __name__ == "__main__":
     import carpool.adapters.torch.train  # noqa: F401  # which registers our own operators
 
-    _work(sys.argv[1])
+    _work(sys.stdin.buffer)
