@@ -177,9 +177,10 @@ def hinted(function: Callable[P, T]) -> Callable[P, T]:
 
 def _plain(value: Any) -> Any:
     """Python's own number of a NumPy scalar, or of an array without dimensions."""
-    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
-        return value.item()
-    return value
+    if getattr(value, "shape", None) != ():
+        return value
+    told = getattr(value, "item", None) or getattr(value, "numpy", None)  # an eager tensor of TensorFlow
+    return _plain(told()) if callable(told) else value
 
 
 def _is_iterable(value: Any) -> bool:

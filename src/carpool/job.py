@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
@@ -209,11 +209,14 @@ class Job:
             return
         if not isinstance(self.phases, Sequence) or not self.phases:
             raise JobError(
-                self._says("at least one phase", repr(self.phases), "pass phases=[carpool.Phase(...)]")
+                self._says("at least one phase", shown(self.phases), "pass phases=[carpool.Phase(...)]")
             )
         for phase in self.phases:
             if not isinstance(phase, Phase):
-                raise JobError(self._says("carpool.Phase objects as phases", repr(phase), "pass Phase(...)"))
+                raise JobError(self._says("carpool.Phase objects as phases", shown(phase), "pass Phase(...)"))
+            if phase.name == "val":
+                expected = 'a name whose loss is not "val_loss", which validation shows'
+                raise NameTakenError(self._says(expected, "a phase named 'val'", "name it otherwise"))
         for word in ("loss", "step", "optimizer", "scheduler", "metrics"):
             if getattr(self, word) is not None:
                 raise JobError(
@@ -306,6 +309,22 @@ def _name_of(function: Any) -> str:
 # Whoever misspells a field is told its name; the class itself stays an ordinary dataclass.
 for _kind in (Job, Phase, Schedule):
     _kind.__init__ = hinted(_kind.__init__)  # type: ignore[method-assign]
+
+
+def check_names(job: Job | None, names: Collection[Any]) -> None:
+    """Refuses what a step shows under a name that is another's in the history: one would replace the other."""
+    about = "" if job is None else f"Job {job.name!r}: "
+    stray = next((name for name in names if not isinstance(name, str)), None)
+    if stray is not None:
+        raise LossError(
+            about + sentence("names of values that are text", shown(stray), 'return {"loss": ...}')
+        )
+    if job is None or job.validation_data is None:
+        return
+    twin = next((name for name in names if name.startswith("val_") and name[4:] in names), None)
+    if twin is not None:
+        expected = f"{twin!r} to be what validation shows of {twin[4:]!r}"
+        raise LossError(about + sentence(expected, f"a value {twin!r} of a training step too", "rename it"))
 
 
 def share_of(jobs: Iterable[Job]) -> float | None:

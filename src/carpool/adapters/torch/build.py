@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 from carpool.adapters.named import imported
 from carpool.adapters.torch.precision import computing_in
 from carpool.errors import DataError, LossError, ModelError, OptimizerError, sentence
-from carpool.job import Job, Schedule
+from carpool.job import Job, Schedule, check_names
+from carpool.positions import positions
 from carpool.random import signed_seed
 
 Step = Callable[[nn.Module, Any, Any], dict[str, torch.Tensor]]
@@ -295,6 +296,7 @@ def full_step(job: Job, function: Callable[..., Any]) -> Step:
 def scalars(job: Job, made: Any) -> dict[str, torch.Tensor]:
     """What a step returned, as scalars by name."""
     values = made if isinstance(made, dict) else {"loss": made}
+    check_names(job, values)
     if "loss" not in values:
         raise LossError(
             says(job, 'step to return a loss or a dict with "loss"', ", ".join(values), 'add "loss"')
@@ -356,22 +358,8 @@ def _tensor(job: Job, leaf: Any, word: str) -> torch.Tensor:
 
 def make_index(job: Job, index: Any, length: int) -> torch.Tensor | None:
     """The positions that a job reads, checked; None for all of them."""
-    if index is None:
-        return None
-    view = torch.as_tensor(np.asarray(index)).reshape(-1)
-    if view.dtype == torch.bool:
-        view = view.nonzero().reshape(-1)
-    view = view.to(torch.int64)
-    if len(view) and (int(view.min()) < 0 or int(view.max()) >= length):
-        raise DataError(
-            says(
-                job,
-                f"index within 0..{length - 1}",
-                f"{int(view.min())}..{int(view.max())}",
-                "index the data that was passed",
-            )
-        )
-    return view
+    found = positions(index, length, job.name)
+    return None if found is None else torch.from_numpy(found)
 
 
 def says(job: Job, expected: str, received: str, remedy: str) -> str:
