@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 
 from carpool.adapters.named import imported
 from carpool.adapters.torch.precision import computing_in
-from carpool.errors import DataError, LossError, ModelError, OptimizerError, sentence
+from carpool.arguments import missing
+from carpool.errors import DataError, LossError, ModelError, OptimizerError, meant, sentence, shown
 from carpool.job import Job, Schedule, check_names
 from carpool.positions import positions
 from carpool.random import signed_seed
@@ -148,6 +149,7 @@ def build_model(job: Job) -> nn.Module:
     if isinstance(made, str):
         made = imported(made)
     if not isinstance(made, nn.Module):
+        _check_complete(job, "a function of nothing that makes a model", made)
         with seeded(job.seed):
             made = made()
     if not isinstance(made, nn.Module):
@@ -192,8 +194,9 @@ def build_optimizer(
     if not isinstance(made, Optimizer):
         if not callable(made):
             raise OptimizerError(
-                says(job, "an optimizer or a function of parameters", repr(made), "pass a factory")
+                says(job, "an optimizer or a function of parameters", shown(made), "pass a factory")
             )
+        _check_complete(job, "a function of parameters alone that makes an optimizer", made, model.parameters())
         made = made(list(model.parameters() if parameters is None else parameters))
     if not isinstance(made, Optimizer):
         raise OptimizerError(
@@ -220,6 +223,10 @@ def build_timer(job: Job, scheduler: Any, optimizer: Optimizer) -> Timer | None:
     wish = scheduler if isinstance(scheduler, Schedule) else Schedule(scheduler)
     made = wish.scheduler
     if not isinstance(made, LRScheduler | ReduceLROnPlateau):
+        if not callable(made):
+            remedy = "pass a function of the optimizer: partial(StepLR, step_size=10)"
+            raise OptimizerError(says(job, "a scheduler, or a function that makes one", shown(made), remedy))
+        _check_complete(job, "a function of the optimizer alone that makes a scheduler", made, optimizer)
         made = made(optimizer)
     if not isinstance(made, LRScheduler | ReduceLROnPlateau) or made.optimizer is not optimizer:
         raise OptimizerError(
@@ -240,12 +247,33 @@ def build_timer(job: Job, scheduler: Any, optimizer: Optimizer) -> Timer | None:
     return Timer(made, every, wish.monitor)
 
 
+_EXAMPLES = {"step_size": "10", "T_max": "10", "T_0": "10", "max_lr": "0.1", "total_steps": "100", "milestones": "[10, 20]"}
+"""Of arguments that schedulers of torch cannot do without."""
+
+
+def _check_complete(job: Job, word: str, function: Any, *given: Any) -> None:
+    """Whether a function can be called with what we give it alone; a class without its own arguments cannot."""
+    wanted = missing(function, *given)
+    if not wanted:
+        return
+    name = getattr(function, "__name__", type(function).__name__).strip("<>")
+    filled = ", ".join(f"{one}={_EXAMPLES.get(one, '...')}" for one in wanted)
+    error = OptimizerError if given else ModelError
+    received = f"{name}, which also wants {', '.join(wanted)}"
+    raise error(says(job, word, received, f"pass partial({name}, {filled})"))
+
+
 def _check_monitor(job: Job, monitor: str | None) -> None:
     known = ["loss", *(job.metrics or {})]
     known += [f"val_{name}" for name in known] if job.validation_data is not None else []
     if monitor is not None and job.loss is not None and monitor not in known:
         raise OptimizerError(
-            says(job, f"a monitor out of {', '.join(known)}", repr(monitor), "name one of these")
+            says(
+                job,
+                f"a monitor out of {', '.join(known)}",
+                repr(monitor),
+                meant(monitor, known) or "name one of these",
+            )
         )
 
 
