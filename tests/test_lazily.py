@@ -23,7 +23,8 @@ assert isinstance(eval(sys.argv[1]), (types.ModuleType, types.FunctionType)), sy
 
 
 @pytest.mark.parametrize(
-    "asked", ["carpool.doctor.examine", "carpool.kernels", "carpool.kernels.updates.register", "carpool.testing"]
+    "asked",
+    ["carpool.doctor.examine", "carpool.kernels", "carpool.kernels.updates.register", "carpool.testing"],
 )
 def test_modules_are_there_when_they_are_asked_for(asked: str):
     ran = subprocess.run(

@@ -12,6 +12,7 @@ import numpy as np
 
 from carpool.adapters.keras.data import Arrays, Given, arrays, given, key, split
 from carpool.adapters.keras.moments import Moments
+from carpool.adapters.keras.nests import said
 from carpool.errors import DataError, JobError, ModelError, OptionError, sentence
 from carpool.job import Job
 from carpool.planning.cursor import Course
@@ -124,7 +125,7 @@ def _said(error: Exception) -> str:
 
 def _check_width(job: Job, model: Any, batch: Any) -> None:
     """Of a model that was built before, which Keras does not look at again: whether the only input is of the model's shape."""
-    inputs = _inputs(model)
+    inputs = said(model, "x")
     x = batch[0] if isinstance(batch, tuple) else batch
     if len(inputs) != 1 or not hasattr(x, "shape"):
         return
@@ -135,14 +136,6 @@ def _check_width(job: Job, model: Any, batch: Any) -> None:
         expected = f"x of shape (samples, {', '.join(map(str, wanted))})"
         received = f"(samples, {', '.join(map(str, given))})"
         raise _unfit(job, f"{received}, where {model.name!r} takes {expected}")
-
-
-def _inputs(model: Any) -> list[Any]:
-    """The inputs of a model that says which it has."""
-    try:
-        return list(model.inputs or ())
-    except (AttributeError, ValueError):
-        return []
 
 
 def _builds_in_first_step(model: Any, error: Exception) -> bool:

@@ -196,7 +196,9 @@ def build_optimizer(
             raise OptimizerError(
                 says(job, "an optimizer or a function of parameters", shown(made), "pass a factory")
             )
-        _check_complete(job, "a function of parameters alone that makes an optimizer", made, model.parameters())
+        _check_complete(
+            job, "a function of parameters alone that makes an optimizer", made, model.parameters()
+        )
         made = made(list(model.parameters() if parameters is None else parameters))
     if not isinstance(made, Optimizer):
         raise OptimizerError(
@@ -247,7 +249,14 @@ def build_timer(job: Job, scheduler: Any, optimizer: Optimizer) -> Timer | None:
     return Timer(made, every, wish.monitor)
 
 
-_EXAMPLES = {"step_size": "10", "T_max": "10", "T_0": "10", "max_lr": "0.1", "total_steps": "100", "milestones": "[10, 20]"}
+_EXAMPLES = {
+    "step_size": "10",
+    "T_max": "10",
+    "T_0": "10",
+    "max_lr": "0.1",
+    "total_steps": "100",
+    "milestones": "[10, 20]",
+}
 """Of arguments that schedulers of torch cannot do without."""
 
 
