@@ -7,11 +7,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from carpool import environment
 from carpool.doctor import NOTE, OK, PROBLEM, Finding, examine
 from carpool.environment import Environment, cuda_of, mps_runs, read, tensorflow_cuda_of
+from carpool.memory import device
 from carpool.memory.device import DeviceMemory
 from carpool.memory.enforce import Begun
 
@@ -224,3 +227,64 @@ def test_this_machine_is_read_without_importing_a_framework() -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert read().cores >= 1
+
+
+# Busy machines, and packages of other names
+
+
+@pytest.mark.parametrize(
+    ("load", "cores", "expected"),
+    [(0.2, 2, OK), (1.0, 1, OK), (1.6, 2, NOTE), (7.0, 2, NOTE), (5.0, 8, OK), (6.0, 8, NOTE)],
+)
+def test_a_busy_machine_is_noted(load: float, cores: int, expected: str) -> None:
+    """The doctor says when a machine is busy: its load against its cores."""
+    made = found(replace(CPU_ONLY, load=load, cores=cores), "CPU load")
+    assert made is not None
+    assert made.state == expected
+    assert ("the machine is busy" in made.text) == (expected == NOTE)
+    assert found(replace(CPU_ONLY, load=None), "CPU load") is None
+
+
+@pytest.mark.parametrize(
+    ("others", "text"), [(1, "another process computes on it"), (3, "3 other processes compute on it")]
+)
+def test_a_gpu_on_which_others_compute_is_noted(others: int, text: str) -> None:
+    made = found(replace(WITH_GPU, gpu_processes=(others,)), "GPU 0 load")
+    assert made is not None
+    assert (made.state, made.text.startswith(text)) == (NOTE, True)
+    assert found(replace(WITH_GPU, gpu_processes=(0,)), "GPU 0 load") is None
+    assert found(replace(WITH_GPU, gpu_processes=(None,)), "GPU 0 load") is None
+
+
+def test_other_processes_are_those_that_the_driver_lists_beside_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NVML as a driver with one GPU would answer."""
+    listed = [SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=1)]
+    for name, answer in {
+        "nvmlInit": None,
+        "nvmlShutdown": None,
+        "nvmlDeviceGetCount": 1,
+        "nvmlDeviceGetHandleByIndex": 0,
+        "nvmlDeviceGetComputeRunningProcesses": listed,
+    }.items():
+        monkeypatch.setattr(device.pynvml, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(device, "_open", [])
+    assert device.other_processes() == (1,)
+
+
+def test_a_framework_is_known_by_whatever_package_provides_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow for CPUs alone is a package named tensorflow-cpu."""
+
+    def version(package: str) -> str:
+        if package == "tensorflow":
+            raise environment.metadata.PackageNotFoundError
+        return "2.21.0"
+
+    monkeypatch.setattr(environment.metadata, "version", version)
+    monkeypatch.setattr(
+        environment.metadata, "packages_distributions", lambda: {"tensorflow": ["tensorflow-cpu"]}
+    )
+    assert read().frameworks["tensorflow"] == "2.21.0 (tensorflow-cpu)"
+    monkeypatch.setattr(environment.metadata, "packages_distributions", dict)
+    assert read().frameworks["tensorflow"] == "of unknown version"

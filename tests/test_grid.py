@@ -16,7 +16,7 @@ def make(**config: Any) -> carpool.Job:
 
 
 def test_every_combination_comes_once_the_last_axis_fastest():
-    jobs = carpool.grid(make, a=[1, 2], b="xyz")
+    jobs = carpool.grid(make, a=[1, 2], b=list("xyz"))
     assert len(jobs) == 6
     assert [tuple(job.config.values()) for job in jobs if job.config] == [
         (1, "x"), (1, "y"), (1, "z"), (2, "x"), (2, "y"), (2, "z"),

@@ -48,8 +48,15 @@ __all__ = [
 ]
 
 
+_LATER = ("doctor", "jax", "kernels", "tensorflow", "testing")
+"""Modules that are there too, and are imported when they are first asked for: some of them import a framework."""
+
+
 def __getattr__(name: str) -> Any:
-    """`carpool.jax`, which imports JAX, when it is first asked for."""
-    if name == "jax":
-        return import_module("carpool.jax")
+    if name in _LATER:
+        return import_module(f"carpool.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from carpool.arguments import Arguments
 from carpool.errors import DataError, sentence
 
+_MOST_AHEAD = 1 << 20  # batches that are held at once
+_MOST_WORKERS = 1 << 10  # each is a thread
 _STOP_S = 5.0  # how long a source that is in the middle of a batch may take to come back
 
 
@@ -42,8 +45,10 @@ class Reader:
         capacity: int,
         prepare: Callable[[Any], Any] = lambda batch: batch,
     ) -> None:
-        self.capacity = capacity
-        self._passes, self._prepare = passes, prepare
+        says = Arguments(DataError)
+        self.capacity = says.whole("capacity", capacity, "pass capacity=1 or more", 1, _MOST_AHEAD)
+        self._passes = says.function("passes", passes, "pass a function of an epoch's number")
+        self._prepare = says.function("prepare", prepare)
         self._items: deque[Item] = deque()
         self._base = 0  # the number of the first item held
         self._taps: list[Tap] = []
@@ -250,10 +255,10 @@ class Queue:
                     "pass lambda worker: my_batches()",
                 )
             )
-        for word, value in (("capacity", capacity), ("workers", workers)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise DataError(sentence(f"{word} of at least 1", repr(value), f"pass {word}=1 or more"))
-        self._source, self.capacity, self.workers = source, capacity, workers
+        says = Arguments(DataError)
+        self._source = source
+        self.capacity = says.whole("capacity", capacity, "pass capacity=1 or more", 1, _MOST_AHEAD)
+        self.workers = says.whole("workers", workers, "pass workers=1 or more", 1, _MOST_WORKERS)
 
     def __iter__(self) -> Iterator[Any]:
         if self.workers == 1:

@@ -15,6 +15,7 @@ from carpool.memory.policy import TORCH_NAMES, Policy
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 _GIB = 1 << 30
+_BUSY = 0.75  # of the cores: whoever comes beside that waits
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,31 @@ def _frameworks(env: Environment) -> Iterator[Finding]:
         yield Finding(name, OK if version else NOTE, version or "not installed")
     if not env.frameworks.get("torch"):
         yield Finding("frameworks", PROBLEM, "torch is the one carpool trains: pip install 'carpool[torch]'")
+
+
+def _load(env: Environment) -> Iterator[Finding]:
+    """The load counts this process too, so one core's worth says nothing."""
+    if env.load is None:
+        return
+    text = f"{env.load:.1f} on {_cores(env.cores)}"
+    if env.load > 1 and env.load >= _BUSY * env.cores:
+        slow = "the machine is busy: what is timed now misleads, and runs take longer"
+        yield Finding("CPU load", NOTE, f"{text}: {slow}")
+    else:
+        yield Finding("CPU load", OK, text)
+
+
+def _cores(count: int) -> str:
+    return "1 core" if count == 1 else f"{count} cores"
+
+
+def _gpu_neighbours(env: Environment) -> Iterator[Finding]:
+    for index, others in enumerate(env.gpu_processes):
+        if others:
+            word = "another process computes" if others == 1 else f"{others} other processes compute"
+            yield Finding(
+                f"GPU {index} load", NOTE, f"{word} on it: what is timed now misleads, and runs take longer"
+            )
 
 
 def _gpus(env: Environment) -> Iterator[Finding]:
@@ -216,8 +242,10 @@ _SLOWING = {
 Examine = Callable[[Environment], Iterator[Finding]]
 CHECKS: tuple[Examine, ...] = (
     _versions,
+    _load,
     _frameworks,
     _gpus,
+    _gpu_neighbours,
     _cuda,
     _compiler,
     _mps,

@@ -41,6 +41,10 @@ class Environment:
     variables: Mapping[str, str] = field(default_factory=dict)
     begun: Begun = field(default_factory=Begun)
     """What the frameworks of this process have begun."""
+    load: float | None = None
+    """How many processes wanted a core on average over the last minute; None where the system does not tell."""
+    gpu_processes: tuple[int | None, ...] = ()
+    """How many other processes compute on each GPU; None where the driver does not tell."""
 
 
 def read() -> Environment:
@@ -49,7 +53,7 @@ def read() -> Environment:
         python=platform.python_version(),
         carpool=_version("carpool") or "not installed (run from its source)",
         cores=cores(),
-        frameworks={name: _version(name) for name in FRAMEWORKS},
+        frameworks={name: _provided(name) for name in FRAMEWORKS},
         gpus=device.gpus(),
         torch_cuda=_cuda("torch", "version.py", cuda_of),
         jax_cuda=_jax_cuda(),
@@ -60,6 +64,8 @@ def read() -> Environment:
         mps_running=mps_runs(Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")),
         variables={name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)},
         begun=begun(),
+        load=load(),
+        gpu_processes=device.other_processes(),
     )
 
 
@@ -99,6 +105,24 @@ def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
+        return None
+
+
+def _provided(framework: str) -> str | None:
+    """The version of a framework, whatever the package that provides it is called: TensorFlow for CPUs alone is tensorflow-cpu."""
+    if (found := _version(framework)) is not None:
+        return found
+    if importlib.util.find_spec(framework) is None:
+        return None
+    packages = metadata.packages_distributions().get(framework, ())
+    return next((f"{_version(name)} ({name})" for name in packages), "of unknown version")
+
+
+def load() -> float | None:
+    """The load average of the last minute."""
+    try:
+        return os.getloadavg()[0]
+    except (OSError, AttributeError):
         return None
 
 

@@ -25,6 +25,8 @@ Every message says what was expected, what was received and what to do.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -130,7 +132,8 @@ def sentence(expected: str, received: str, remedy: str) -> str:
     >>> sentence("a batch size of at least 1", "0", "pass batch_size=32")
     'Expected a batch size of at least 1. Received: 0. Remedy: pass batch_size=32.'
     """
-    return f"Expected {expected}. Received: {received}. Remedy: {remedy}."
+    end = "" if remedy.endswith("?") else "."
+    return f"Expected {expected}. Received: {received}. Remedy: {remedy}{end}"
 
 
 def described(error: BaseException) -> str:
@@ -143,3 +146,33 @@ def described(error: BaseException) -> str:
     if isinstance(error, SystemExit) and not isinstance(error.code, str):
         text = f"exit code {error.code or 0}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """A value that was received, in one short line.
+
+    >>> shown([1.5, None]), shown("x" * 9, most=8)
+    ('[1.5, None]', "'xxxx...")
+    """
+    text = " ".join(repr(value).split())
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def meant(word: Any, known: Iterable[str]) -> str:
+    """The remedy where a word is nearly one that is known; nothing where it is not.
+
+    >>> meant("val_acc", ["loss", "val_loss", "val_accuracy"]), meant("f1", ["loss"])
+    ("did you mean 'val_accuracy'?", '')
+    """
+    if not isinstance(word, str):
+        return ""
+    names = {_bare(name): name for name in known}
+    bare = _bare(word)
+    near = difflib.get_close_matches(bare, names, n=1, cutoff=0.6)
+    begins = [name for name in names if bare and (name.startswith(bare) or bare.startswith(name))]
+    found = next(iter([*(begins if len(begins) == 1 else []), *near]), None)
+    return f"did you mean {names[found]!r}?" if found is not None else ""
+
+
+def _bare(name: str) -> str:
+    return name.lower().replace("-", "_").strip("_")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
-from carpool.errors import JobError, sentence
+from carpool.arguments import Arguments, missing
+from carpool.errors import JobError, meant, sentence, shown
 from carpool.job import Job
 
 
@@ -20,7 +22,37 @@ def grid(make_job: Callable[..., Job], **axes: Iterable[Any]) -> Grid:
     >>> len(jobs), jobs[1].name, jobs[-1].config
     (4, 'lr=0.1,seed=1', {'lr': 0.01, 'seed': 1})
     """
-    return Grid(make_job, {name: tuple(values) for name, values in axes.items()})
+    Arguments(JobError).function("make_job", make_job, "pass a function that returns a carpool.Job")
+    _check_axes(make_job, axes)
+    return Grid(make_job, {name: _values(name, values) for name, values in axes.items()})
+
+
+def _check_axes(make_job: Callable[..., Job], axes: Iterable[str]) -> None:
+    """Whether the function takes these axes, and wants no others."""
+    try:
+        parameters = inspect.signature(make_job).parameters
+    except (TypeError, ValueError):  # it does not say
+        return
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return
+    taken = [name for name, one in parameters.items() if one.kind is not one.VAR_POSITIONAL]
+    word = f"{getattr(make_job, '__name__', 'the function')}({', '.join(taken)})"
+    if stray := next((name for name in axes if name not in taken), None):
+        remedy = meant(stray, taken) or "name an axis as its argument is named"
+        raise JobError(sentence(f"axes that {word} takes", repr(stray), remedy))
+    if wanted := [name for name in missing(make_job) or () if name not in axes]:
+        remedy = f"pass {wanted[0]}=[...], or give it a value where the function is written"
+        raise JobError(sentence(f"every axis that {word} needs", f"none for {wanted[0]!r}", remedy))
+
+
+def _values(name: str, values: Any) -> tuple[Any, ...]:
+    """An axis' values; a text is one value, and a set has no order."""
+    try:
+        return tuple(Arguments(JobError).listed("values", values, ""))
+    except (JobError, TypeError):
+        received = f"{name}={shown(values)}"
+        remedy = f"pass {name}=sorted(...)" if isinstance(values, set) else f"pass {name}=[{shown(values)}]"
+        raise JobError(sentence(f"a list of values for axis {name!r}", received, remedy)) from None
 
 
 class Grid(Sequence[Job]):

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral
 from typing import Any
 
-from carpool.errors import DataError, JobError, LossError, NameTakenError, OptionError, sentence
+from carpool.arguments import MOST, Arguments, hinted
+from carpool.errors import (
+    DataError,
+    JobError,
+    LossError,
+    ModelError,
+    NameTakenError,
+    OptimizerError,
+    OptionError,
+    meant,
+    sentence,
+    shown,
+)
+from carpool.functions import named_function
 from carpool.memory.size import Size, size
 from carpool.stopping import EarlyStopping
 
@@ -30,10 +42,16 @@ class Schedule:
     monitor: str | None = None
 
     def __post_init__(self) -> None:
+        if self.scheduler is None or isinstance(self.scheduler, str):
+            raise OptimizerError(
+                sentence("a scheduler, or a function that makes one", shown(self.scheduler), _SCHEDULER)
+            )
         if self.every not in ("auto", "step", "epoch"):
             raise OptionError(
-                sentence('every="auto", "step" or "epoch"', repr(self.every), "pass one of the three")
+                sentence('every="auto", "step" or "epoch"', shown(self.every), "pass one of the three")
             )
+        if self.monitor is not None:
+            Arguments().text("a metric's name as monitor", self.monitor, 'pass monitor="val_loss"')
 
 
 @dataclass(frozen=True)
@@ -57,15 +75,17 @@ class Phase:
 
     def __post_init__(self) -> None:
         if not callable(self.step):
-            raise LossError(sentence("a phase's step to be a function", repr(self.step), "pass a callable"))
+            raise LossError(sentence("a phase's step to be a function", shown(self.step), "pass a callable"))
         if self.name is None:
             object.__setattr__(self, "name", getattr(self.step, "__name__", "phase").strip("<>"))
-        if not (isinstance(self.name, str) and self.name.strip()):
-            raise NameTakenError(sentence("a phase's name", repr(self.name), "name it, or leave name out"))
-        if not isinstance(self.every, Integral) or isinstance(self.every, bool) or self.every < 1:
-            raise JobError(
-                sentence("a phase's every of at least 1", repr(self.every), "pass every=1 or more")
-            )
+        Arguments(NameTakenError).text("a phase's name", self.name, "name it, or leave name out")
+        _refuse_text("optimizer", self.optimizer, f"Phase {self.name!r}: ")
+        _refuse_text("scheduler", self.scheduler, f"Phase {self.name!r}: ")
+        says = Arguments(JobError)
+        every = says.whole("a phase's every", self.every, "pass every=1 or more", least=1, most=MOST)
+        object.__setattr__(self, "every", every)
+        if self.of is not None:
+            says.text("a submodule's name as of", self.of, "name one, or leave of= out")
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,55 +145,78 @@ class Job:
     fit: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
-            raise NameTakenError(sentence("a name", repr(self.name), "name the job, or leave name out"))
+        if self.name is not None:
+            Arguments(NameTakenError).text("a name", self.name, "name the job, or leave name out")
+        if self.model is None:
+            raise ModelError(self._says("a model, or a function that makes one", "None", "see Job.model"))
         if self.data is None:
             raise DataError(self._says("data", "None", "pass data=(x, y)"))
-        _whole(self, "batch_size", "pass batch_size=32", least=1)
-        _whole(self, "epochs", "pass epochs=1 or more", least=1)
-        _whole(self, "seed", "pass seed=0")
-        _whole(self, "accumulate", "pass accumulate=1, or how many batches make an update", least=1)
-        _whole(self, "priority", "pass priority=0")
-        if abs(self.priority) > 16:
-            raise JobError(
-                self._says("a priority from -16 to 16", str(self.priority), "each step doubles the share")
-            )
-        _whole(self, "prefetch", "pass prefetch=2", least=1)
+        self._check_numbers()
+        self._check_kinds()
         self._check_objective()
         self._check_phases()
         self._check_apart()
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise JobError(
-                self._says("a clip_norm above 0", str(self.clip_norm), "pass a positive norm or None")
-            )
         if self.precision not in PRECISIONS:
             raise OptionError(
                 self._says(
-                    f"a precision out of {', '.join(PRECISIONS)}", repr(self.precision), "pass one of these"
+                    f"a precision out of {', '.join(PRECISIONS)}", shown(self.precision), "pass one of these"
                 )
             )
         if self.budget is not None:
             size(self.budget, f"Job {self.name!r}: budget")
         self._check_stop()
 
-    def _check_apart(self) -> None:
-        if self.share is not None and not 0 < self.share <= 1:
-            raise JobError(
-                self._says("a share above 0 and up to 1", repr(self.share), "pass share=0.25, or None")
+    def _check_numbers(self) -> None:
+        """Each made plain: the axes of a grid may be NumPy arrays."""
+        says = self._arguments
+        made: dict[str, Any] = {}
+        for field, (remedy, least, most) in _WHOLE.items():
+            made[field] = says.whole(field, getattr(self, field), remedy, least, most)
+        if abs(made["priority"]) > _MOST_PRIORITY:
+            raise says.wrong(
+                "a priority from -16 to 16", str(self.priority), "each step doubles what it gets"
             )
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise JobError(self._says("a timeout_s above 0", repr(self.timeout_s), "pass seconds, or None"))
+        if self.clip_norm is not None:
+            made["clip_norm"] = says.number(
+                "a clip_norm", self.clip_norm, "pass a positive norm or None", above=0
+            )
+        made["shuffle"] = says.flag("shuffle", self.shuffle)
+        for field, value in made.items():
+            object.__setattr__(self, field, value)
+
+    def _check_kinds(self) -> None:
+        says = self._arguments
+        for field in ("optimizer", "scheduler"):
+            _refuse_text(field, getattr(self, field), says.about)
+        if self.config is not None:
+            says.mapping("config", self.config, 'pass config={"lr": 0.1}')
+        if self.fit is not None:
+            says.mapping("fit", self.fit, 'pass fit={"validation_split": 0.2}')
+        says.listed("callbacks", self.callbacks, "pass callbacks=[callback]")
+
+    @property
+    def _arguments(self) -> Arguments:
+        return Arguments(JobError, f"Job {self.name!r}: ")
+
+    def _check_apart(self) -> None:
+        says = self._arguments
+        share = says.share("share", self.share, "pass share=0.25, or None")
+        object.__setattr__(self, "share", share)
+        object.__setattr__(self, "timeout_s", says.seconds("timeout_s", self.timeout_s))
 
     def _check_phases(self) -> None:
         if self.phases is None:
             return
         if not isinstance(self.phases, Sequence) or not self.phases:
             raise JobError(
-                self._says("at least one phase", repr(self.phases), "pass phases=[carpool.Phase(...)]")
+                self._says("at least one phase", shown(self.phases), "pass phases=[carpool.Phase(...)]")
             )
         for phase in self.phases:
             if not isinstance(phase, Phase):
-                raise JobError(self._says("carpool.Phase objects as phases", repr(phase), "pass Phase(...)"))
+                raise JobError(self._says("carpool.Phase objects as phases", shown(phase), "pass Phase(...)"))
+            if phase.name == "val":
+                expected = 'a name whose loss is not "val_loss", which validation shows'
+                raise NameTakenError(self._says(expected, "a phase named 'val'", "name it otherwise"))
         for word in ("loss", "step", "optimizer", "scheduler", "metrics"):
             if getattr(self, word) is not None:
                 raise JobError(
@@ -189,21 +232,31 @@ class Job:
             raise LossError(self._says("either loss= or step=", "both", "keep one of them"))
         for word, value in (("loss", self.loss), ("step", self.step)):
             if value is not None and not callable(value):
-                raise LossError(
-                    self._says(f"{word} to be a function", repr(value), f"pass a callable as {word}=")
-                )
-        for word, metric in (self.metrics or {}).items():
+                remedy = named_function(word, value) or f"pass a callable as {word}="
+                raise LossError(self._says(f"{word} to be a function", shown(value), remedy))
+        if self.metrics is not None:
+            self._check_metrics(self.metrics)
+
+    def _check_metrics(self, metrics: Any) -> None:
+        says = Arguments(LossError, f"Job {self.name!r}: ")
+        if not isinstance(metrics, Mapping):
+            given = list(metrics) if isinstance(metrics, list | tuple) else [metrics]
+            listed = ", ".join(f'"{_name_of(one)}": {_name_of(one)}' for one in given)
+            raise says.wrong("metrics as a dict of functions by name", shown(metrics), f"pass {{{listed}}}")
+        for word, metric in says.mapping("metrics", metrics, 'pass metrics={"accuracy": accuracy}').items():
             if not callable(metric):
-                raise LossError(
-                    self._says(f"metric {word!r} to be a function", repr(metric), "pass a callable")
-                )
+                remedy = named_function("metric", metric) or "pass a callable"
+                raise says.wrong(f"metric {word!r} to be a function", shown(metric), remedy)
+            if word == "loss" or word.startswith("val_") or not word.strip():
+                expected = 'metrics with names of their own ("loss" is what is minimised, "val_" what validation shows)'
+                raise says.wrong(expected, repr(word), "rename it")
 
     def _check_stop(self) -> None:
         if self.stop is None:
             return
         if not isinstance(self.stop, EarlyStopping):
             raise OptionError(
-                self._says("stop=EarlyStopping(...)", repr(self.stop), "pass carpool.EarlyStopping(...)")
+                self._says("stop=EarlyStopping(...)", shown(self.stop), "pass carpool.EarlyStopping(...)")
             )
         if self.stop.metric.startswith("val_") and self.validation_data is None:
             raise OptionError(
@@ -219,7 +272,8 @@ class Job:
                 self._says(
                     f"EarlyStopping to watch one of {', '.join(sorted(known))} (or its val_ twin)",
                     repr(self.stop.metric),
-                    "name one of these, or add it to metrics=",
+                    meant(self.stop.metric, [*known, *(f"val_{name}" for name in known)])
+                    or "name one of these, or add it to metrics=",
                 )
             )
 
@@ -227,14 +281,50 @@ class Job:
         return f"Job {self.name!r}: " + sentence(expected, received, remedy)
 
 
-def _whole(job: Job, field: str, remedy: str, least: int | None = None) -> None:
-    """Checks a field and makes it a plain integer: the axes of a grid may be NumPy arrays."""
-    value = getattr(job, field)
-    expected = "that is a whole number" if least is None else f"of at least {least}"
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or (least is not None and value < least):
-        raise JobError(job._says(f"{field} {expected}", repr(value), remedy))
-    object.__setattr__(job, field, int(value))
+_SCHEDULER = "pass a function of the optimizer: partial(StepLR, step_size=10)"
+_MOST_PRIORITY = 16
+_WHOLE: dict[str, tuple[str, int | None, int | None]] = {
+    "batch_size": ("pass batch_size=32", 1, MOST),
+    "epochs": ("pass epochs=1 or more", 1, 1 << 31),
+    "seed": ("pass seed=0", None, None),
+    "accumulate": ("pass accumulate=1, or how many batches make an update", 1, MOST),
+    "priority": ("pass priority=0", None, None),
+    "prefetch": ("pass prefetch=2", 1, 1 << 20),
+}
+"""Remedy, least and most of each field that is a whole number."""
+
+
+def _refuse_text(word: str, value: Any, about: str) -> None:
+    """Names of optimizers and schedulers say neither which framework's nor with which numbers."""
+    if isinstance(value, str):
+        remedy = _SCHEDULER if word == "scheduler" else named_function(word, value)
+        expected = f"{'an' if word == 'optimizer' else 'a'} {word}, or a function that makes one"
+        raise OptimizerError(about + sentence(expected, shown(value), remedy))
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", function)).strip("<>")
+
+
+# Whoever misspells a field is told its name; the class itself stays an ordinary dataclass.
+for _kind in (Job, Phase, Schedule):
+    _kind.__init__ = hinted(_kind.__init__)  # type: ignore[method-assign]
+
+
+def check_names(job: Job | None, names: Collection[Any]) -> None:
+    """Refuses what a step shows under a name that is another's in the history: one would replace the other."""
+    about = "" if job is None else f"Job {job.name!r}: "
+    stray = next((name for name in names if not isinstance(name, str)), None)
+    if stray is not None:
+        raise LossError(
+            about + sentence("names of values that are text", shown(stray), 'return {"loss": ...}')
+        )
+    if job is None or job.validation_data is None:
+        return
+    twin = next((name for name in names if name.startswith("val_") and name[4:] in names), None)
+    if twin is not None:
+        expected = f"{twin!r} to be what validation shows of {twin[4:]!r}"
+        raise LossError(about + sentence(expected, f"a value {twin!r} of a training step too", "rename it"))
 
 
 def share_of(jobs: Iterable[Job]) -> float | None:
@@ -248,14 +338,26 @@ def share_of(jobs: Iterable[Job]) -> float | None:
     return min(1.0, sum(shares)) if shares else None
 
 
-def named(jobs: Iterable[Job]) -> tuple[Job, ...]:
+def given(jobs: Job | Iterable[Job]) -> Iterable[Job]:
+    """The jobs as they are given; one alone is a list of one."""
+    if isinstance(jobs, Job):
+        return (jobs,)
+    if isinstance(jobs, Mapping):
+        remedy = "pass a list: [job, ...], each with its name="
+        raise JobError(sentence("a list of carpool.Job", shown(jobs), remedy))
+    if not isinstance(jobs, Iterable):
+        raise JobError(sentence("a list of carpool.Job", shown(jobs), "pass [carpool.Job(...), ...]"))
+    return jobs
+
+
+def named(jobs: Job | Iterable[Job]) -> tuple[Job, ...]:
     """The jobs as a tuple, each with a name of its own.
 
     >>> make = lambda name=None: Job(dict, ([1.0], [2.0]), loss=max, name=name)
     >>> [job.name for job in named([make("a"), make()])]
     ['a', 'job-1']
     """
-    listed = tuple(jobs)
+    listed = tuple(given(jobs))
     if not listed:
         raise JobError(sentence("at least one job", "none", "pass a list of carpool.Job"))
     for position, job in enumerate(listed):

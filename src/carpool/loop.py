@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from carpool.errors import JobError, sentence
+from carpool.arguments import MOST, Arguments, hinted, missing
+from carpool.errors import JobError, sentence, shown
 from carpool.job import Job
 from carpool.memory.size import Size
 
@@ -21,6 +22,7 @@ class OwnLoop:
     every: int
 
 
+@hinted
 def Loop(  # reads like Job beside it
     function: Callable[..., Iterator[Mapping[str, Any]]],
     *arguments: Any,
@@ -51,10 +53,10 @@ def Loop(  # reads like Job beside it
     """
     if not inspect.isgeneratorfunction(inspect.unwrap(getattr(function, "func", function))):
         raise JobError(
-            sentence("a generator function", repr(function), 'write one `yield {"loss": ...}` in each step')
+            sentence("a generator function", shown(function), 'write one `yield {"loss": ...}` in each step')
         )
-    if not isinstance(every, int) or every < 1:
-        raise JobError(sentence("every of at least 1", repr(every), "pass every=100"))
+    _check_arguments(function, arguments)
+    every = Arguments(JobError).whole("every", every, "pass every=100", least=1, most=MOST)
     loop = OwnLoop(function, arguments, every)
     return Job(
         loop,
@@ -69,3 +71,14 @@ def Loop(  # reads like Job beside it
         share=share,
         timeout_s=timeout_s,
     )
+
+
+def _check_arguments(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Whether the function can be called with these and no more."""
+    wanted = missing(function, *arguments)
+    if wanted is None:
+        return
+    word = getattr(getattr(function, "func", function), "__name__", "the function")
+    received = f"none for {', '.join(wanted)}" if wanted else f"{len(arguments)} of them, which are too many"
+    remedy = "pass them behind the function: carpool.Loop(function, model, data)"
+    raise JobError(sentence(f"the arguments of {word}", received, remedy))

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from carpool.arguments import Arguments, hinted
 from carpool.environment import cores
-from carpool.errors import Interrupted, OptionError, described, sentence
+from carpool.errors import Interrupted, OptionError, described, sentence, shown
 from carpool.executors.interrupt import Pause
 from carpool.memory import device
 from carpool.memory.size import Size, limit
@@ -19,6 +20,7 @@ from carpool.process.wire import Blocks
 from carpool.result import Outcome, Result, Results
 
 
+@hinted
 def map(
     function: Callable[..., Any],
     configs: Iterable[Any],
@@ -39,10 +41,11 @@ def map(
     >>> [result.value for result in carpool.map(lambda x, y: x + y, [{"x": 1, "y": 2}, {"x": 3, "y": 4}], workers=1)]
     [3, 7]
     """
-    _check(function, workers, timeout_s)
-    listed = list(configs)
+    _check(function, workers)
+    timeout_s = Arguments().seconds("timeout_s", timeout_s)
+    listed = Arguments().listed("configs", configs, "pass [config] for one config")
     calls = [_call(function, config) for config in listed]
-    size = max(1, min(len(calls), cores() if isinstance(workers, str) else workers))
+    size = max(1, min(len(calls), cores() if isinstance(workers, str) else int(workers)))
     found: dict[int, Result] = {}
     started = time.perf_counter()
     env = threads(size, cores(), os.environ)
@@ -61,16 +64,16 @@ def map(
     return results()
 
 
-def _check(function: Any, workers: Any, timeout_s: Any) -> None:
+def _check(function: Any, workers: Any) -> None:
     if not callable(function):
-        raise OptionError(sentence("a function", repr(function), "pass a callable"))
-    whole = isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1
-    if workers != "auto" and not whole:
-        raise OptionError(
-            sentence('workers="auto" or a number of at least 1', repr(workers), "pass one of these")
-        )
-    if timeout_s is not None and not timeout_s > 0:
-        raise OptionError(sentence("a timeout_s above 0", repr(timeout_s), "pass seconds, or None for none"))
+        raise OptionError(sentence("a function", shown(function), "pass a callable"))
+    if isinstance(workers, str) and workers == "auto":
+        return
+    try:
+        Arguments().whole("workers", workers, "", least=1)
+    except OptionError:
+        expected = 'workers="auto" or a number of at least 1'
+        raise OptionError(sentence(expected, shown(workers), "pass one of these")) from None
 
 
 def _call(function: Callable[..., Any], config: Any) -> Call:

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from carpool.arguments import MOST, Arguments
 from carpool.native import compiled
 from carpool.random import MASK, MULTIPLIERS, ORDER_CALL, WEYL, philox, signed_seed
 
@@ -82,6 +83,10 @@ def batch_order(seed: int, epoch: int, length: int) -> np.ndarray:
     >>> sorted(batch_order(3, 1, 5).tolist())
     [0, 1, 2, 3, 4]
     """
+    says = Arguments()
+    seed = says.whole("seed", seed, "pass the job's seed")
+    epoch = says.whole("epoch", epoch, "count epochs from 0", 0, MOST)
+    length = says.whole("length", length, "pass the number of samples", 0, _MOST_LENGTH)
     return batch_orders([seed], [epoch], length)[0]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Integral
 from typing import Any, overload
 
 from carpool import adapters
 from carpool.adapters.base import Adapter
-from carpool.errors import ModelError, OptionError, described, sentence
+from carpool.arguments import MOST, Arguments
+from carpool.errors import DeviceError, ModelError, described, sentence, shown
 from carpool.result import Results
 
 
@@ -45,12 +45,10 @@ def predict(
     {'a': (8, 2), 'b': (8, 2)}
     """
     names, listed = _listed(models)
-    if batch_size is not None and (
-        not isinstance(batch_size, Integral) or isinstance(batch_size, bool) or batch_size < 1
-    ):
-        raise OptionError(
-            sentence("a batch_size of at least 1, or None", repr(batch_size), "leave it out for one batch")
-        )
+    if batch_size is not None:
+        batch_size = Arguments().whole("a batch_size", batch_size, "leave it out for one batch", 1, MOST)
+    if not isinstance(device, str):
+        raise DeviceError(sentence("a device's name as text", shown(device), 'pass device="auto"'))
     by_kind: dict[type[Adapter], list[int]] = {}
     for position, model in enumerate(listed):
         by_kind.setdefault(adapters.claiming(model), []).append(position)

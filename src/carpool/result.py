@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
-from carpool.errors import OptionError, described, sentence
+from carpool.errors import OptionError, described, meant, sentence
 from carpool.stopping import direction
 
 
@@ -115,7 +115,7 @@ class Results(Sequence[Result]):
                 sentence(
                     f"one of the metrics {_few(self.metrics)}",
                     repr(metric),
-                    "name one of these, or add it to metrics=",
+                    meant(metric, self.metrics) or "name one of these, or add it to metrics=",
                 )
             )
         sign = -1.0 if direction(metric, mode) == "max" else 1.0

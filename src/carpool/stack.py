@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 from carpool import adapters
+from carpool.arguments import Arguments, hinted
 from carpool.errors import ModelError, OptimizerError, OptionError, sentence
 
 
@@ -36,14 +37,16 @@ class Stack:
         seeds: Sequence[int] | None = None,
         compile: bool = False,
     ) -> None:
-        models, optimizers = list(models), list(optimizers)
+        models = Arguments(ModelError).listed("models", models, "pass [model, ...]")
+        optimizers = Arguments(OptimizerError).listed("optimizers", optimizers, "pass [optimizer, ...]")
+        compile = Arguments().flag("compile", compile)
         if not models:
             raise ModelError(sentence("at least one model", "none", "pass a list of models"))
         if len(optimizers) != len(models):
             raise OptimizerError(
                 sentence(f"{len(models)} optimizers, one a model", str(len(optimizers)), "pass one for each")
             )
-        seeds = list(range(len(models)) if seeds is None else seeds)
+        seeds = list(range(len(models))) if seeds is None else _whole(seeds)
         if len(seeds) != len(models):
             raise OptionError(
                 sentence(
@@ -82,7 +85,9 @@ class Stack:
         `function(model, *batch)`. With `each=True` every array has a first dimension of members, a batch for each. A
         member whose loss is not finite is left as it was and shows that loss; a dropped one shows NaN.
         """
-        return self._kept.step(arguments, step, each, clip_norm)
+        if clip_norm is not None:
+            clip_norm = Arguments().number("a clip_norm", clip_norm, "pass a positive norm or None", above=0)
+        return self._kept.step(arguments, step, Arguments().flag("each", each), clip_norm)
 
     @overload
     def evaluate(self, loss: Callable[[Any, Any], Any], x: Any, y: Any, /, *, each: bool = False) -> Any: ...
@@ -90,11 +95,11 @@ class Stack:
     def evaluate(self, *batch: Any, step: Callable[..., Any], each: bool = False) -> Any: ...
     def evaluate(self, *arguments: Any, step: Callable[..., Any] | None = None, each: bool = False) -> Any:
         """Every member's loss on a batch in evaluation mode, dropped ones too; nothing changes."""
-        return self._kept.evaluate(arguments, step, each)
+        return self._kept.evaluate(arguments, step, Arguments().flag("each", each))
 
     def __call__(self, inputs: Any, *, each: bool = False) -> Any:
         """Every member's predictions in evaluation mode, members first; inputs are those of `carpool.predict`."""
-        return self._kept.predict(inputs, each)
+        return self._kept.predict(inputs, Arguments().flag("each", each))
 
     # Members
 
@@ -126,11 +131,7 @@ class Stack:
         self._kept.drop(self._place(position))
 
     def _place(self, position: int) -> int:
-        if not -len(self) <= position < len(self):
-            raise IndexError(
-                sentence(f"a position below {len(self)}", str(position), "positions stay when one is dropped")
-            )
-        return position % len(self)
+        return Arguments().place(position, len(self), "positions stay when one is dropped")
 
     def __enter__(self) -> Stack:
         return self
@@ -140,3 +141,11 @@ class Stack:
 
     def __repr__(self) -> str:
         return f"Stack({len(self)} models, {len(self.active)} active)"
+
+
+def _whole(seeds: Any) -> list[int]:
+    listed = Arguments().listed("seeds", seeds, "leave seeds out for 0, 1, ...")
+    return [Arguments().whole("seeds", seed, "pass whole numbers") for seed in listed]
+
+
+Stack.__init__ = hinted(Stack.__init__)  # type: ignore[method-assign]

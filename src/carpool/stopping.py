@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from carpool.arguments import MOST, Arguments, hinted
 from carpool.errors import OptionError, sentence
 
 _UP = ("acc", "auc", "f1", "precision", "recall", "score", "r2", "top", "iou", "bleu")
@@ -40,11 +41,19 @@ class EarlyStopping:
     mode: str = "auto"
 
     def __post_init__(self) -> None:
+        says = Arguments()
+        says.text("a metric's name", self.metric, 'pass "val_loss", or the name of a metric')
         direction(self.metric, self.mode)
-        if self.patience < 0:
-            raise OptionError(
-                sentence("a patience of at least 0 epochs", str(self.patience), "pass patience=0 or more")
-            )
+        made = {
+            "patience": says.whole("a patience", self.patience, "pass patience=0 or more epochs", 0, MOST),
+            "min_delta": says.number("a min_delta", self.min_delta, "pass min_delta=0.0 or more", least=0),
+            "restore_best": says.flag("restore_best", self.restore_best),
+        }
+        for field, value in made.items():
+            object.__setattr__(self, field, value)
+
+
+EarlyStopping.__init__ = hinted(EarlyStopping.__init__)  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,20 @@ from typing import Any
 from carpool import adapters, collector
 from carpool import reporters as reporting
 from carpool.adapters.base import Adapter
+from carpool.arguments import Arguments, hinted
 from carpool.environment import cores
 from carpool.errors import (
     CarpoolError,
+    DeviceError,
     Interrupted,
     JobError,
+    ModelError,
     OptionError,
     described,
     failure,
     raisable,
     sentence,
+    shown,
 )
 from carpool.events import (
     Emit,
@@ -35,7 +39,7 @@ from carpool.events import (
 from carpool.executors import isolated
 from carpool.executors.interleaved import Orders, Run
 from carpool.executors.interrupt import Pause
-from carpool.job import Job, named
+from carpool.job import Job, given, named
 from carpool.memory import device as devices
 from carpool.memory.estimate import Footprint
 from carpool.memory.size import Limit, Size, limit
@@ -50,8 +54,9 @@ from carpool.result import Outcome, Result, Results
 Reporters = str | Sequence[Callable[[Event], None]]
 
 
+@hinted
 def train(
-    jobs: Iterable[Job],
+    jobs: Job | Iterable[Job],
     *,
     device: str = "auto",
     memory: Size = "auto",
@@ -63,7 +68,7 @@ def train(
 ) -> Results:
     """Trains all jobs, together where that is possible, each as if it were alone.
 
-    The models and optimizers you passed hold the trained state afterwards. `verify=True` goes on comparing a sample of
+    One job alone is a list of one.     The models and optimizers you passed hold the trained state afterwards. `verify=True` goes on comparing a sample of
     every fused group with solo steps. `memory` is what all of them together may take on the device: "16GiB", "90%", or "auto" for
     what is free; whoever does not fit beside the others waits. `compile` says whether fused steps are compiled: "auto" in the background, when it pays.
 
@@ -76,10 +81,11 @@ def train(
     >>> [result.outcome.word for result in results]
     ['completed', 'completed']
     """
-    _check_options(on_error, compile)
+    _check_options(device, verify, on_error, compile)
+    reporters = _listed_reporters(reporters)
     started = time.perf_counter()
     check_strategy(strategy)
-    by_name = {str(job.name): job for job in named(list(jobs))}
+    by_name = {str(job.name): job for job in named(list(given(jobs)))}
     reached: dict[str, Result] = {}
     with _Reporting(reporters) as emit, Pause() as pause:
         try:
@@ -103,8 +109,9 @@ def train(
     return results
 
 
+@hinted
 def plan(
-    jobs: Iterable[Job],
+    jobs: Job | Iterable[Job],
     *,
     device: str = "auto",
     memory: Size = "auto",
@@ -123,9 +130,10 @@ def plan(
     >>> print(carpool.plan([job], device="cpu").groups[0].reason)
     no other job has its structure
     """
-    wanted = ("holds", "trials") if measure else ()
+    _check_device(device)
+    wanted = ("holds", "trials") if Arguments().flag("measure", measure) else ()
     check_strategy(strategy)
-    by_name = {str(job.name): job for job in named(list(jobs))}
+    by_name = {str(job.name): job for job in named(list(given(jobs)))}
     with (
         Pause() as pause,
         _prepare(by_name, device, strategy, "auto", limit(memory), wanted, pause) as prepared,
@@ -289,7 +297,10 @@ def _close(loaded: Mapping[str, Adapter]) -> None:
 
 def _adapter(job: Job, loaded: dict[str, Adapter], compile: str | bool) -> Adapter:
     is_factory = isinstance(job.model, str) or (callable(job.model) and not _is_model(job.model))
-    kind = adapters.for_factory(job) if is_factory else adapters.claiming(job.model)
+    try:
+        kind = adapters.for_factory(job) if is_factory else adapters.claiming(job.model)
+    except ModelError as error:
+        raise ModelError(f"Job {job.name!r}: {error}") from None
     return loaded.setdefault(kind.name, kind(compile))
 
 
@@ -301,11 +312,20 @@ def _is_model(model: Any) -> bool:
     return True
 
 
-def _check_options(on_error: str, compile: str | bool) -> None:
-    if on_error not in ("collect", "raise"):
-        raise OptionError(sentence('on_error="collect" or "raise"', repr(on_error), "pass one of the two"))
-    if compile not in ("auto", True, False):
-        raise OptionError(sentence('compile="auto", True or False', repr(compile), "pass one of the three"))
+def _check_options(device: Any, verify: Any, on_error: Any, compile: Any) -> None:
+    _check_device(device)
+    Arguments().flag("verify", verify)
+    Arguments().choice("on_error", on_error, ("collect", "raise"))
+    if not isinstance(compile, bool) and not (isinstance(compile, str) and compile == "auto"):
+        raise OptionError(sentence('compile="auto", True or False', shown(compile), "pass one of the three"))
+
+
+def _check_device(device: Any) -> None:
+    if not isinstance(device, str):
+        remedy = (
+            f'pass device="{device}"' if "device" in type(device).__name__.lower() else 'pass "cuda:0", say'
+        )
+        raise DeviceError(sentence("a device's name as text", shown(device), remedy))
 
 
 def _raise_if_all_failed(results: Results) -> None:
@@ -315,16 +335,23 @@ def _raise_if_all_failed(results: Results) -> None:
         raise raisable(errors[0])
 
 
+def _listed_reporters(reporters: Any) -> Reporters:
+    if isinstance(reporters, str) and reporters == "auto":
+        return reporters
+    expected = 'reporters="auto" or a list of functions'
+    if isinstance(reporters, str | Mapping) or not isinstance(reporters, Iterable):
+        remedy = "pass [reporter]" if callable(reporters) else "pass reporters=[] for none"
+        raise OptionError(sentence(expected, shown(reporters), remedy))
+    listed = list(reporters)
+    if (stray := next((one for one in listed if not callable(one)), None)) is not None:
+        raise OptionError(sentence(expected, shown(stray), "pass functions of an event"))
+    return listed
+
+
 class _Reporting:
     """The reporters of a run: to each the events that it hears; whatever happens, those that can be closed are."""
 
     def __init__(self, reporters: Reporters) -> None:
-        if isinstance(reporters, str) and reporters != "auto":
-            raise OptionError(
-                sentence(
-                    'reporters="auto" or a list of functions', repr(reporters), "pass reporters=[] for none"
-                )
-            )
         self._reporters = reporting.default() if isinstance(reporters, str) else list(reporters)
 
     def __enter__(self) -> Emit:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carpool import environment
+from carpool.arguments import MOST, Arguments
 from carpool.errors import OptionError, sentence
 from carpool.executors.scripts import Terms
 from carpool.memory import device
@@ -41,6 +42,8 @@ def found_device() -> tuple[DeviceMemory, bool]:
 
 def make_terms(wanted: Wanted, memory: DeviceMemory, is_gpu: bool, present: Mapping[str, str]) -> Terms:
     """Pure but for the clock: `present` is the environment the scripts would have without us."""
+    if wanted.jobs is not None:
+        Arguments().whole("--jobs", wanted.jobs, "pass --jobs 4, say", 1, MOST)
     policy = Policy(limit(wanted.memory, "--memory"))
     cap = policy.limit_bytes(memory.total_bytes) or 0
     if policy.limit.size_bytes is not None:

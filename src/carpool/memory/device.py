@@ -36,6 +36,23 @@ def gpus() -> tuple[DeviceMemory, ...]:
         return ()
 
 
+def other_processes() -> tuple[int | None, ...]:
+    """How many processes beside this one compute on each GPU; None where the driver does not tell."""
+    try:
+        with _nvml():
+            return tuple(_others(i) for i in range(pynvml.nvmlDeviceGetCount()))
+    except pynvml.NVMLError:
+        return ()
+
+
+def _others(index: int) -> int | None:
+    try:
+        found = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(index))
+    except pynvml.NVMLError:
+        return None
+    return sum(int(process.pid) != os.getpid() for process in found)
+
+
 def _gpu(index: int) -> DeviceMemory:
     with _nvml():
         return _handle_memory(_physical(index))

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from carpool.arguments import Arguments
 from carpool.errors import TooLateError, sentence
 from carpool.memory import device
 from carpool.memory.policy import Policy, variables
@@ -35,7 +36,7 @@ def limit_memory(memory: Size = "auto", *, growth: bool = True) -> None:
     '0.250000'
     >>> os.environ.clear(); os.environ.update(before)
     """
-    enforce(Policy(limit(memory), growth))
+    enforce(Policy(limit(memory), Arguments().flag("growth", growth)))
 
 
 def enforce(policy: Policy) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from carpool.errors import FusionError, OptionError, sentence
+from carpool.errors import FusionError, OptionError, meant, sentence, shown
 from carpool.planning.group import Candidate, Holds
 
 STRATEGIES = ("auto", "fused", "interleaved", "isolated", "in_turn")
@@ -116,12 +116,9 @@ RULES: tuple[Rule, ...] = (
 
 def check_strategy(strategy: str) -> None:
     """Raises for a strategy that does not exist."""
-    if strategy not in STRATEGIES:
-        raise OptionError(
-            sentence(
-                f"a strategy out of {', '.join(STRATEGIES)}", repr(strategy), 'pass strategy="auto" if unsure'
-            )
-        )
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
+        remedy = meant(strategy, STRATEGIES) or 'pass strategy="auto" if unsure'
+        raise OptionError(sentence(f"a strategy out of {', '.join(STRATEGIES)}", shown(strategy), remedy))
 
 
 def choose_all(found: Sequence[Candidate], strategy: str, holds: Holds) -> list[tuple[Candidate, Choice]]:

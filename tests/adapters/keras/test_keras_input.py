@@ -78,7 +78,7 @@ CASES = {
         "arrays for validation_split",
     ),
     "labels beside a stream": (lambda: [zoo.sequential()], {"x": iter([(X, Y)])}, DataError, "alone as data"),
-    "index": (lambda: [zoo.sequential()], {"index": [0, 999]}, DataError, "an index of positions below 26"),
+    "index": (lambda: [zoo.sequential()], {"index": [0, 999]}, DataError, "index within 0..25"),
     "each for the run": (
         twice,
         {"device": carpool.each(a="cpu", b="cpu")},

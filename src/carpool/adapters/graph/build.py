@@ -17,6 +17,7 @@ from carpool.adapters.graph.names import Names
 from carpool.adapters.graph.reach import changes, reached, unfed, updates, variables_in, waits
 from carpool.errors import DataError, ModelError, sentence
 from carpool.job import Job
+from carpool.positions import positions
 from carpool.source import Source
 
 _IN_THE_GRAPH = ("loss", "step", "optimizer", "scheduler", "metrics", "clip_norm", "phases", "fit")
@@ -178,9 +179,9 @@ def _data(job: Job, names: Names) -> Arrays | Source | None:
         return None
     if isinstance(data, Mapping):
         arrays = arrays_of(data, names.tensor, "data")
-        places = np.arange(len(next(iter(arrays.values()))))
-        if job.index is not None:
-            places = places[np.asarray(job.index)]
+        length = len(next(iter(arrays.values())))
+        view = positions(job.index, length, job.name)
+        places = np.arange(length) if view is None else view
         return Arrays(arrays, places, job.batch_size, job.seed, job.shuffle)
     if isinstance(data, Iterable) and not isinstance(data, tuple | list | np.ndarray):
         return _stream(job, data, names, again)

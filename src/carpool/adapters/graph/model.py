@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ import tensorflow as tf
 from carpool.adapters.graph import copying, loading, values
 from carpool.adapters.graph.config import config as make_config
 from carpool.adapters.graph.names import Names, name_of
-from carpool.errors import ModelError, OptionError, sentence
+from carpool.arguments import MOST, Arguments
+from carpool.errors import ModelError, OptionError, sentence, shown
 from carpool.job import Job
 
 _v1 = tf.compat.v1
@@ -62,9 +62,24 @@ class Graph:
                     "a tf.Graph, or a function that builds one", type(graph).__name__, "pass one of the two"
                 )
             )
-        for word, value in (("steps", steps), ("every", every)):
-            if value is not None and (not isinstance(value, Integral) or value < 1):
-                raise OptionError(sentence(f"{word} of at least 1", repr(value), f"pass {word}=100"))
+        says = Arguments()
+        if steps is not None:
+            steps = says.whole("steps", steps, "pass steps=100", 1, MOST)
+        every = says.whole("every", every, "pass every=100", 1, MOST)
+        for word, value in (("checkpoints", checkpoints), ("restore", restore)):
+            if value is not None and not (isinstance(value, str | Path) and str(value).strip()):
+                raise OptionError(
+                    sentence(f"{word} as a path", shown(value), f'pass {word}="run/model.ckpt"')
+                )
+        if summaries is not None and not (isinstance(summaries, tuple) and len(summaries) == 2):
+            raise OptionError(
+                sentence("summaries=(operation, folder)", shown(summaries), "pass a pair, or leave it out")
+            )
+        if names is not None:
+            says.mapping("names", names, 'pass names={"x": tensor}')
+        if validation_feeds is not None and not isinstance(validation_feeds, Mapping):
+            expected = "validation_feeds as a dict of values by placeholder"
+            raise OptionError(sentence(expected, shown(validation_feeds), "pass {placeholder: value}"))
         if fetches is None or (isinstance(fetches, Mapping | Sequence) and not len(fetches)):
             raise ModelError(sentence("something to fetch", repr(fetches), 'pass fetches={"loss": loss}'))
         self.graph, self.fetches, self.feeds, self.train_op = graph, fetches, feeds, train_op

@@ -17,6 +17,7 @@ from carpool.adapters.graph.model import Graph
 from carpool.adapters.graph.names import Names
 from carpool.adapters.graph.queues import Runners
 from carpool.adapters.graph.reach import waits
+from carpool.arguments import Arguments
 from carpool.errors import ModelError, OptionError, sentence
 from carpool.memory.size import Size, limit
 
@@ -112,7 +113,8 @@ def sessions(
     ...     [float(one.result()) for one in asked]
     [3.0, 3.0]
     """
-    _check(graphs, memory or {}, threads)
+    _check(graphs, {} if memory is None else memory)
+    threads = Arguments().whole("threads", threads, "pass threads=1", 1, 1 << 10)
     caps = {name: (memory or {}).get(name) for name in graphs}
     fraction = fraction_of(list(caps.values()))
     seen: list[tf.Graph] = []
@@ -158,6 +160,8 @@ def run(
     """
     if not isinstance(fetches, Mapping) or not fetches:
         raise ModelError(sentence("fetches by name", repr(fetches)[:60], 'pass {"a": a, "b": b}'))
+    if feeds is not None and not isinstance(feeds, Mapping):
+        raise OptionError(sentence("feeds as a dict", repr(feeds)[:60], 'pass {"x": x}'))
     fed = _fed_apart(feeds or {}, fetches)
     if session is not None:
         names = Names(session.graph)
@@ -213,14 +217,12 @@ def _graph(given: Any) -> tuple[tf.Graph, Mapping[str, Any]]:
     return made.build()
 
 
-def _check(graphs: Mapping[str, Any], memory: Mapping[str, Size], threads: int) -> None:
+def _check(graphs: Mapping[str, Any], memory: Mapping[str, Size]) -> None:
     if not isinstance(graphs, Mapping) or not graphs:
         raise ModelError(sentence("graphs by name", repr(graphs)[:60], 'pass {"a": graph_a, "b": graph_b}'))
-    for name, cap in memory.items():
+    for name, cap in Arguments().mapping("memory", memory, 'pass memory={"a": "2GiB"}').items():
         if name not in graphs:
             raise OptionError(
                 sentence(f"memory for one of {', '.join(graphs)}", repr(name), "name one of these")
             )
         limit(cap, f"memory[{name!r}]")
-    if not isinstance(threads, int) or threads < 1:
-        raise OptionError(sentence("threads of at least 1", repr(threads), "pass threads=1"))

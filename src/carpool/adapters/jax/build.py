@@ -17,6 +17,7 @@ from carpool.adapters.jax.optimizer import Begin, build_optimizer, is_nnx
 from carpool.adapters.named import imported
 from carpool.errors import DataError, JobError, LossError, ModelError, OptimizerError, described, sentence
 from carpool.job import Job
+from carpool.positions import positions
 
 
 @dataclass(frozen=True)
@@ -217,29 +218,12 @@ def build_arrays(job: Job, data: Any, word: str) -> Arrays:
     lengths = [len(leaf) for leaf in leaves]
     if len(set(lengths)) > 1:
         raise DataError(says(job, f"arrays of one length as {word}", f"lengths {lengths}", "align x and y"))
-    arrays = Arrays(tuple(leaves), tree, _index(job, index, lengths[0]))
+    arrays = Arrays(tuple(leaves), tree, positions(index, lengths[0], job.name))
     if arrays.length == 0:
         raise DataError(
             says(job, f"at least one sample as {word}", "0", "pass more data, or leave the job out")
         )
     return arrays
-
-
-def _index(job: Job, index: Any, length: int) -> np.ndarray | None:
-    if index is None:
-        return None
-    view = np.asarray(index).reshape(-1)
-    view = np.flatnonzero(view) if view.dtype == bool else view.astype(np.int64)
-    if len(view) and (view.min() < 0 or view.max() >= length):
-        raise DataError(
-            says(
-                job,
-                f"index within 0..{length - 1}",
-                f"{view.min()}..{view.max()}",
-                "index the data that was passed",
-            )
-        )
-    return view
 
 
 def _type(leaf: Any) -> Any:

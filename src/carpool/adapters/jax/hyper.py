@@ -55,6 +55,8 @@ class Hyper(Mapping[str, Any]):
 
     def _column(self, name: str, value: Any) -> Any:
         try:
+            if isinstance(value, str):
+                raise TypeError("text is no number")
             array = jnp.asarray(value)
         except (TypeError, ValueError) as error:
             remedy = "write what is no number into the optimizer function"

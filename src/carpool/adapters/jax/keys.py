@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from carpool.arguments import Arguments
+
 _STEPS = 0xFFFFFFFF
 """What the steps' keys are folded from: `split(key, n)` gives the keys `fold_in(key, 0..n-1)`, and a model's init splits its key."""
 _MASK = 0xFFFFFFFF
@@ -50,4 +52,7 @@ def steps_key_of(key: Any) -> Any:
 
 def step_key(seed: int, step: int) -> Any:
     """The key of a job's step, counted from 0 over the whole job. Public, so that anyone can reproduce a run in a loop of their own."""
+    says = Arguments()
+    seed = says.whole("seed", seed, "pass the job's seed")
+    step = says.whole("step", step, "count steps from 0", 0)
     return jax.random.fold_in(steps_key(seed), np.uint32(step & _MASK))

@@ -16,10 +16,12 @@ from carpool.adapters.jax.hyper import Hyper
 from carpool.adapters.jax.lift import Traced
 from carpool.adapters.jax.member import advance, predict, way_of
 from carpool.adapters.jax.shapes import length, shapes, typed, without
-from carpool.errors import OptionError, sentence
+from carpool.arguments import Arguments, hinted
+from carpool.errors import OptionError, sentence, shown
 from carpool.fingerprint import fingerprint
 
 
+@hinted
 def population(
     init: Callable[[Any], Any],
     step: Callable[..., Any],
@@ -44,7 +46,11 @@ def population(
     >>> len(pop), pop[1]["w"].shape
     (2, (3, 1))
     """
-    return Population(founded(init, step, optimizer, keys, hyper or {}))
+    says = Arguments()
+    says.function("init", init, "pass a function of a key that returns a model")
+    says.function("step", step, "pass a function of (model, batch)")
+    numbers = {} if hyper is None else says.mapping("hyper", hyper, 'pass hyper={"lr": [0.1, 0.2]}')
+    return Population(founded(init, step, optimizer, keys, numbers))
 
 
 class Population:
@@ -83,6 +89,7 @@ class Population:
         return self._advanced(batches, each, many=True)
 
     def _advanced(self, batch: Any, each: bool, many: bool) -> dict[str, Any]:
+        each = Arguments().flag("each", each)
         batch = typed(batch)
         count = length(batch, 0, "steps") if many else 1
         if each:
@@ -143,7 +150,7 @@ class Population:
         With `keep_width` they only stop: they keep their state and show NaN, and nothing compiles.
         """
         gone = self._places(members)
-        if keep_width or not len(gone):
+        if Arguments().flag("keep_width", keep_width) or not len(gone):
             self._running[gone] = False
             return
         rows = np.setdiff1d(np.arange(len(self)), gone)
@@ -176,8 +183,8 @@ class Population:
         self._running = self._running[rows]
 
     def _own(self, place: int) -> Any:
-        row = self._places(place)
-        inputs = (self._state, np.int32(row[0]))
+        row = Arguments().place(place, len(self), f"there are {len(self)} members")
+        inputs = (self._state, np.int32(row))
 
         def make() -> Any:
             return lambda state, row: jax.tree.map(lambda leaf: leaf[row], state)
@@ -190,9 +197,9 @@ class Population:
             return np.flatnonzero(given)
         places = given.reshape(-1)
         is_whole = np.issubdtype(places.dtype, np.integer) or not len(places)
-        if not is_whole or ((places < -len(self)) | (places >= len(self))).any():
+        if given.ndim > 1 or not is_whole or ((places < -len(self)) | (places >= len(self))).any():
             expected = f"places below {len(self)}, or a mask of that length"
-            raise IndexError(sentence(expected, str(given), f"there are {len(self)} members"))
+            raise IndexError(sentence(expected, shown(members), f"there are {len(self)} members"))
         return places.astype(np.int64) % len(self)
 
     # Programs

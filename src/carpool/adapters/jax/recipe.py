@@ -16,7 +16,7 @@ from carpool.adapters.jax.forms import Parts, keyed, moded
 from carpool.adapters.jax.lift import Traced, traced
 from carpool.errors import LossError
 from carpool.fingerprint import fingerprint
-from carpool.job import Job
+from carpool.job import Job, check_names
 
 
 class Recipes:
@@ -165,6 +165,7 @@ def _inputs(built: Built, batch: Any) -> tuple[Any, Any, Any, Any]:
 def scalars(job: Job | None, made: Any) -> dict[str, Any]:
     """What a step returned, as scalars by name."""
     values = made if isinstance(made, dict) else {"loss": made}
+    check_names(job, values)
     if "loss" not in values:
         raise LossError(
             says(job, 'step to return a loss or a dict with "loss"', ", ".join(values), 'add "loss"')

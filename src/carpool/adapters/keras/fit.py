@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -11,9 +12,11 @@ import numpy as np
 
 from carpool.adapters.keras.data import Arrays, Given, arrays, given, key, split
 from carpool.adapters.keras.moments import Moments
+from carpool.adapters.keras.nests import said
 from carpool.errors import DataError, JobError, ModelError, OptionError, sentence
 from carpool.job import Job
 from carpool.planning.cursor import Course
+from carpool.positions import positions
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Fit:
     moments: Moments
     training: Arrays | None = None
     validation: Arrays | None = None
+    index: np.ndarray | None = None
+    """The samples of the training data that are read; None for all of them."""
     own: str | None = None
     """Why the job trains by its model's own `fit`, paused between batches; None where programs can run its steps."""
 
@@ -50,12 +55,8 @@ class Fit:
         epochs = self.job.epochs - self.options.initial_epoch
         if self.training is None or self.own is not None:
             return Course(length=0, batch_size=0, epochs=epochs, streamed=True)
-        length = self.training.length if self.job.index is None else len(self.index)
+        length = self.training.length if self.index is None else len(self.index)
         return Course(length, self.job.batch_size, epochs)
-
-    @property
-    def index(self) -> np.ndarray:
-        return np.asarray(self.job.index)
 
     @property
     def validation_batch(self) -> int:
@@ -86,8 +87,7 @@ def read(job: Job, model: Any, known: dict[Any, Arrays] | None = None) -> Fit:
         fit.training = _arrays(known, training, options.class_weight, str(job.name))
         if validation is not None and validation.is_arrays:
             fit.validation = _arrays(known, validation, None, str(job.name))
-        if job.index is not None:
-            _check_index(job, fit.training.length)
+        fit.index = positions(job.index, fit.training.length, job.name)
         fit.own = _build(job, model, fit.training.batch(job.batch_size)) or fit.own
     return fit
 
@@ -106,16 +106,36 @@ def _build(job: Job, model: Any, batch: Any) -> str | None:
     except Exception as error:
         if _builds_in_first_step(model, error):
             return "Keras cannot build it before its first step"
-        said = str(error).strip().splitlines()
-        raise DataError(
-            f"Job {job.name!r}: "
-            + sentence(
-                "data that its model takes",
-                said[0] if said else type(error).__name__,
-                "look at the shapes of x and y, and at the loss",
-            )
-        ) from error
+        raise _unfit(job, _said(error)) from error
+    _check_width(job, model, batch)
     return None
+
+
+def _unfit(job: Job, received: str) -> DataError:
+    remedy = "look at the shapes of x and y, and at the loss; where each model has data of its own, pass carpool.each(...)"
+    return DataError(f"Job {job.name!r}: " + sentence("data that its model takes", received, remedy))
+
+
+def _said(error: Exception) -> str:
+    """What Keras says is wrong, in one line: without colours, and without where it called what."""
+    parts = re.sub(r"\x1b\[\d*m", "", str(error)).strip().split("\n\n")
+    told = [part for part in parts if not part.startswith(("Exception encountered", "Arguments received"))]
+    return " ".join((told or parts)[0].split()).rstrip(".") or type(error).__name__
+
+
+def _check_width(job: Job, model: Any, batch: Any) -> None:
+    """Of a model that was built before, which Keras does not look at again: whether the only input is of the model's shape."""
+    inputs = said(model, "x")
+    x = batch[0] if isinstance(batch, tuple) else batch
+    if len(inputs) != 1 or not hasattr(x, "shape"):
+        return
+    wanted, given = tuple(inputs[0].shape)[1:], tuple(x.shape)[1:]
+    if len(wanted) == len(given) and any(
+        one not in (None, other) for one, other in zip(wanted, given, strict=True)
+    ):
+        expected = f"x of shape (samples, {', '.join(map(str, wanted))})"
+        received = f"(samples, {', '.join(map(str, given))})"
+        raise _unfit(job, f"{received}, where {model.name!r} takes {expected}")
 
 
 def _builds_in_first_step(model: Any, error: Exception) -> bool:
@@ -195,6 +215,11 @@ def _options(job: Job) -> Options:
 
 
 def _check_data(job: Job, training: Given) -> None:
+    if job.index is not None and not training.is_arrays:
+        raise DataError(
+            f"Job {job.name!r}: "
+            + sentence("index= beside arrays", type(training.x).__name__, "leave index= out, or pass arrays")
+        )
     if not training.is_arrays and (training.y is not None or training.sample_weight is not None):
         raise DataError(
             f"Job {job.name!r}: "
@@ -203,15 +228,6 @@ def _check_data(job: Job, training: Given) -> None:
                 "y or sample_weight beside it",
                 "let it give (x, y) batches",
             )
-        )
-
-
-def _check_index(job: Job, length: int) -> None:
-    index = np.asarray(job.index)
-    if index.ndim != 1 or not len(index) or index.min() < 0 or index.max() >= length:
-        raise DataError(
-            f"Job {job.name!r}: "
-            + sentence(f"an index of positions below {length}", f"{index!r:.60}", "pass positions of samples")
         )
 
 

@@ -20,7 +20,7 @@ class Ordered(PyDataset):
         super().__init__()
         assert fit.training is not None
         self._nest, self._job = fit.training.nest, fit.job
-        self._positions = np.arange(fit.training.length) if fit.job.index is None else fit.index
+        self._positions = np.arange(fit.training.length) if fit.index is None else fit.index
         self._size = fit.job.batch_size
         self.epoch = fit.options.initial_epoch
 

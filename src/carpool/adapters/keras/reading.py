@@ -63,7 +63,7 @@ class Reading:
             for stale in [key for key in self._orders if key[0] == row and key[1] < epoch]:
                 del self._orders[stale]
             order = self._shuffled(fit, fit.options.initial_epoch + epoch)
-            if fit.job.index is not None:
+            if fit.index is not None:
                 order = fit.index[order]
             self._orders[row, epoch] = (order + self._training.starts[row]).astype(np.int32)
         return self._orders[row, epoch]

@@ -11,7 +11,7 @@ from typing import Any
 
 from carpool.adapters.base import Adapter, JobState, MetricRow, Session, StepFailure, Ticket, Trained
 from carpool.adapters.loop.ambient import Ambient
-from carpool.errors import DeviceError, StepError, failure, sentence
+from carpool.errors import DeviceError, StepError, failure, sentence, shown
 from carpool.job import Job
 from carpool.loop import OwnLoop
 from carpool.memory.size import size
@@ -78,7 +78,11 @@ class LoopSession(Session):
                     'each step to `yield {"loss": ...}`', type(made).__name__, "yield a dict of numbers"
                 )
             )
-        return {str(name): self._number(name, value) for name, value in made.items()}
+        stray = next((name for name in made if not isinstance(name, str)), None)
+        if stray is not None:
+            said = sentence("names of values that are text", shown(stray), 'yield {"loss": ...}')
+            raise StepError(f"Loop {self._name!r}: {said}")
+        return {name: self._number(name, value) for name, value in made.items()}
 
     def _number(self, name: Any, value: Any) -> Any:
         """The value as it is now: on the host a number at once, elsewhere a copy that is read later."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 from carpool.adapters.tensorflow.says import says
 from carpool.errors import DataError
 from carpool.job import Job
+from carpool.positions import positions
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def build_arrays(job: Job, data: Any, word: str) -> Arrays:
     if len(set(lengths)) > 1:
         raise DataError(says(job, f"arrays of one length as {word}", f"lengths {lengths}", "align x and y"))
     structure = tf.nest.pack_sequence_as(data, list(range(len(leaves))))
-    view = _index(job, lengths[0]) if word == "data" else None
+    view = positions(job.index, lengths[0], job.name) if word == "data" else None
     arrays = Arrays(tuple(leaves), structure, view)
     if arrays.length == 0:
         remedy = "pass more data, or leave the job out"
@@ -76,19 +77,6 @@ def check_pair(job: Job, data: Any, word: str) -> None:
     if job.loss is not None and not (isinstance(data, tuple | list) and len(data) == 2):
         remedy = "pass a pair, or use step="
         raise DataError(says(job, f"{word}=(x, y) beside loss=", type(data).__name__, remedy))
-
-
-def _index(job: Job, length: int) -> np.ndarray | None:
-    if job.index is None:
-        return None
-    view = np.asarray(job.index).reshape(-1)
-    view = np.flatnonzero(view) if view.dtype == bool else view.astype(np.int64)
-    if len(view) and (view.min() < 0 or view.max() >= length):
-        received = f"{view.min()}..{view.max()}"
-        raise DataError(
-            says(job, f"index within 0..{length - 1}", received, "index the data that was passed")
-        )
-    return view
 
 
 class Store:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from carpool.arguments import MOST, Arguments
 from carpool.random import philox, signed_seed
 
 _STEPS = 0x7F5EED  # tells a step's numbers from those that a factory draws from the job's seed
@@ -28,6 +29,9 @@ def step_seed(seed: int, step: int) -> tf.Tensor:
     >>> step_seed(3, 0).shape, bool(tf.reduce_all(step_seed(3, 0) == step_seed(3, 1)))
     (TensorShape([2]), False)
     """
+    says = Arguments()
+    seed = says.whole("seed", seed, "pass the job's seed")
+    step = says.whole("step", step, "count steps from 0", 0, MOST)
     return tf.constant(np.asarray([seed_word(seed), step], np.int64))
 
 

@@ -12,7 +12,7 @@ from carpool.adapters.tensorflow.held import Held
 from carpool.adapters.tensorflow.own import owned
 from carpool.adapters.tensorflow.says import says
 from carpool.errors import LossError
-from carpool.job import Job
+from carpool.job import Job, check_names
 
 Objective = Callable[[Any, Any], dict[str, Any]]
 """From a batch and a seed to scalars by name, "loss" among them."""
@@ -59,6 +59,7 @@ def _given(known: frozenset[str], seed: Any, training: bool) -> dict[str, Any]:
 def scalars(job: Job, made: Any) -> dict[str, Any]:
     """What a step returned, as numbers by name, the loss first."""
     values = dict(made) if isinstance(made, dict) else {"loss": made}
+    check_names(job, values)
     if "loss" not in values:
         received = ", ".join(map(str, values)) or "an empty dict"
         raise LossError(says(job, 'step to return a loss or a dict with "loss"', received, 'add "loss"'))

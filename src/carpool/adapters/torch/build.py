@@ -17,8 +17,10 @@ from torch.utils import _pytree as pytree
 
 from carpool.adapters.named import imported
 from carpool.adapters.torch.precision import computing_in
-from carpool.errors import DataError, LossError, ModelError, OptimizerError, sentence
-from carpool.job import Job, Schedule
+from carpool.arguments import missing
+from carpool.errors import DataError, LossError, ModelError, OptimizerError, meant, sentence, shown
+from carpool.job import Job, Schedule, check_names
+from carpool.positions import positions
 from carpool.random import signed_seed
 
 Step = Callable[[nn.Module, Any, Any], dict[str, torch.Tensor]]
@@ -147,6 +149,7 @@ def build_model(job: Job) -> nn.Module:
     if isinstance(made, str):
         made = imported(made)
     if not isinstance(made, nn.Module):
+        _check_complete(job, "a function of nothing that makes a model", made)
         with seeded(job.seed):
             made = made()
     if not isinstance(made, nn.Module):
@@ -191,8 +194,11 @@ def build_optimizer(
     if not isinstance(made, Optimizer):
         if not callable(made):
             raise OptimizerError(
-                says(job, "an optimizer or a function of parameters", repr(made), "pass a factory")
+                says(job, "an optimizer or a function of parameters", shown(made), "pass a factory")
             )
+        _check_complete(
+            job, "a function of parameters alone that makes an optimizer", made, model.parameters()
+        )
         made = made(list(model.parameters() if parameters is None else parameters))
     if not isinstance(made, Optimizer):
         raise OptimizerError(
@@ -219,6 +225,10 @@ def build_timer(job: Job, scheduler: Any, optimizer: Optimizer) -> Timer | None:
     wish = scheduler if isinstance(scheduler, Schedule) else Schedule(scheduler)
     made = wish.scheduler
     if not isinstance(made, LRScheduler | ReduceLROnPlateau):
+        if not callable(made):
+            remedy = "pass a function of the optimizer: partial(StepLR, step_size=10)"
+            raise OptimizerError(says(job, "a scheduler, or a function that makes one", shown(made), remedy))
+        _check_complete(job, "a function of the optimizer alone that makes a scheduler", made, optimizer)
         made = made(optimizer)
     if not isinstance(made, LRScheduler | ReduceLROnPlateau) or made.optimizer is not optimizer:
         raise OptimizerError(
@@ -239,12 +249,40 @@ def build_timer(job: Job, scheduler: Any, optimizer: Optimizer) -> Timer | None:
     return Timer(made, every, wish.monitor)
 
 
+_EXAMPLES = {
+    "step_size": "10",
+    "T_max": "10",
+    "T_0": "10",
+    "max_lr": "0.1",
+    "total_steps": "100",
+    "milestones": "[10, 20]",
+}
+"""Of arguments that schedulers of torch cannot do without."""
+
+
+def _check_complete(job: Job, word: str, function: Any, *given: Any) -> None:
+    """Whether a function can be called with what we give it alone; a class without its own arguments cannot."""
+    wanted = missing(function, *given)
+    if not wanted:
+        return
+    name = getattr(function, "__name__", type(function).__name__).strip("<>")
+    filled = ", ".join(f"{one}={_EXAMPLES.get(one, '...')}" for one in wanted)
+    error = OptimizerError if given else ModelError
+    received = f"{name}, which also wants {', '.join(wanted)}"
+    raise error(says(job, word, received, f"pass partial({name}, {filled})"))
+
+
 def _check_monitor(job: Job, monitor: str | None) -> None:
     known = ["loss", *(job.metrics or {})]
     known += [f"val_{name}" for name in known] if job.validation_data is not None else []
     if monitor is not None and job.loss is not None and monitor not in known:
         raise OptimizerError(
-            says(job, f"a monitor out of {', '.join(known)}", repr(monitor), "name one of these")
+            says(
+                job,
+                f"a monitor out of {', '.join(known)}",
+                repr(monitor),
+                meant(monitor, known) or "name one of these",
+            )
         )
 
 
@@ -295,6 +333,7 @@ def full_step(job: Job, function: Callable[..., Any]) -> Step:
 def scalars(job: Job, made: Any) -> dict[str, torch.Tensor]:
     """What a step returned, as scalars by name."""
     values = made if isinstance(made, dict) else {"loss": made}
+    check_names(job, values)
     if "loss" not in values:
         raise LossError(
             says(job, 'step to return a loss or a dict with "loss"', ", ".join(values), 'add "loss"')
@@ -356,22 +395,8 @@ def _tensor(job: Job, leaf: Any, word: str) -> torch.Tensor:
 
 def make_index(job: Job, index: Any, length: int) -> torch.Tensor | None:
     """The positions that a job reads, checked; None for all of them."""
-    if index is None:
-        return None
-    view = torch.as_tensor(np.asarray(index)).reshape(-1)
-    if view.dtype == torch.bool:
-        view = view.nonzero().reshape(-1)
-    view = view.to(torch.int64)
-    if len(view) and (int(view.min()) < 0 or int(view.max()) >= length):
-        raise DataError(
-            says(
-                job,
-                f"index within 0..{length - 1}",
-                f"{int(view.min())}..{int(view.max())}",
-                "index the data that was passed",
-            )
-        )
-    return view
+    found = positions(index, length, job.name)
+    return None if found is None else torch.from_numpy(found)
 
 
 def says(job: Job, expected: str, received: str, remedy: str) -> str:

@@ -90,10 +90,6 @@ class Kept:
         """One step of every active member; their losses."""
         if not self._rows.active:
             raise OptionError(sentence("an active member", "none: all were dropped", "end the loop"))
-        if clip_norm is not None and not clip_norm > 0:
-            raise OptionError(
-                sentence("a clip_norm above 0", repr(clip_norm), "pass a positive norm or None")
-            )
         objective = self._objective(arguments, step, each)
         if each and len(self._rows.active) < len(self):
             objective = self._without_dropped(objective)

@@ -186,6 +186,10 @@ def validation(job: Job, model: nn.Module) -> Step:
         with _standing(model, logged):
             made = _call(model.validation_step, batch, place)
         values = {name.removeprefix("val_"): value for name, value in logged.items()}
+        if len(values) < len(logged):
+            twice = next(name for name in logged if f"val_{name}" in logged)
+            received = f"both {twice!r} and 'val_{twice}'"
+            raise LossError(says(job, "validation_step to log each value once", received, "log one of them"))
         if made is not None:
             values |= made if isinstance(made, Mapping) else {"loss": made}
         if not values:

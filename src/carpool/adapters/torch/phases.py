@@ -43,6 +43,9 @@ def _live(job: Job, phase: Phase, name: str, model: nn.Module) -> LivePhase:
 
     def step(model: nn.Module, batch: Any, place: Any) -> Values:
         values = objective(model, batch, place)
+        if f"{name}_loss" in values:
+            expected = f"{name}_loss to be the loss of phase {name!r}"
+            raise LossError(says(job, expected, "a value of its step with that name too", "rename it"))
         return {f"{name}_loss": values.pop("loss"), **values}
 
     made = LivePhase(name, step, optimizer, build_timer(job, phase.scheduler, optimizer), int(phase.every))

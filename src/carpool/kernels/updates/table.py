@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from carpool.errors import OptionError, sentence
+from carpool.errors import OptionError, sentence, shown
 from carpool.kernels.updates.adadelta import Adadelta
 from carpool.kernels.updates.adagrad import Adagrad
 from carpool.kernels.updates.adam import Adam
@@ -71,13 +71,19 @@ def register(optimizer: type[torch.optim.Optimizer], update: Update) -> None:
         )
     if not isinstance(update, Update):
         raise OptionError(
-            sentence("an instance of carpool.kernels.updates.Update", repr(update), "derive one and make it")
+            sentence("an instance of carpool.kernels.updates.Update", shown(update), "derive one and make it")
         )
-    if not getattr(update, "hypers", ()):
+    hypers = getattr(update, "hypers", ())
+    if (
+        not isinstance(hypers, tuple | list)
+        or not hypers
+        or not all(isinstance(name, str) for name in hypers)
+    ):
+        received = f"hypers = {shown(hypers)}" if hypers else "no hypers"
         raise OptionError(
             sentence(
                 "an update that names its hyper-parameters",
-                f"{type(update).__name__} without hypers",
+                f"{type(update).__name__} with {received}",
                 'set them, for example hypers = ("lr",)',
             )
         )
