@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -24,6 +25,21 @@ os.environ.setdefault(
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so begins what a shell runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples in every run, and none of them timed: beside a busy neighbour each takes as long as it takes.
+hypothesis.settings.register_profile(
+    "carpool",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=False,
+    suppress_health_check=[
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.data_too_large,
+        hypothesis.HealthCheck.filter_too_much,
+    ],
+)
+hypothesis.settings.load_profile("carpool")
 
 
 @pytest.fixture(autouse=True)

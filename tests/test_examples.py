@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from carpool.cli import app
+from patience import PATIENCE_S
 
 FOLDER = Path(__file__).parents[1] / "examples"
 SHOWS = {
@@ -52,7 +53,7 @@ def test_an_example_runs(name: str, capsys: pytest.CaptureFixture[str]):
 def test_an_example_runs_in_a_process_of_its_own(name: str):
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, str(FOLDER / name)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert APART[name] in ended.stdout
 

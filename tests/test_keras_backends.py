@@ -19,14 +19,13 @@ def run(backend: str, *arguments: str) -> None:
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])
 def test_the_tests_of_a_backends_own_pass(backend):
     run(backend, str(FOLDER / f"test_keras_{backend}.py"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])
 def test_all_keras_tests_pass(backend):
     run(backend, str(FOLDER), "-m", "not gpu")

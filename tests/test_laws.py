@@ -13,6 +13,7 @@ import pytest
 
 import carpool
 import carpool.testing
+from patience import PATIENCE_S
 
 ROOT = Path(carpool.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -161,7 +162,7 @@ def test_importing_imports_no_framework_and_touches_no_device():
         [sys.executable, "-W", "error", "-c", IMPORTING, *sorted(FRAMEWORKS)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     frameworks, libraries = ran.stdout.split("\n")[:2]

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples" / "sources"
 STEMS = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -26,7 +28,6 @@ PROGRAMS = {"000": 3, "001": 3, "002": 5, "003": 3, "004": 3}
 MOST_LINES = 52
 ROW = re.compile(r"^\| (\d{3}) \| (\d) \|.*\[\w+\.py\]\(\.\./examples/sources/(\w+)\.py\) \|$", re.MULTILINE)
 
-pytestmark = pytest.mark.timeout(600)
 Returned = Callable[[str], Any]
 
 
@@ -56,7 +57,9 @@ def run_all(into: Path, cache: Path) -> str:
     told = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
     env = {**inherited, **told, "CARPOOL_CACHE": str(cache), "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, str(Path(__file__).with_name("counterparts.py")), str(into), *ON_TENSORFLOW]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, cwd=ROOT).stderr
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT
+    ).stderr
 
 
 def falls(losses: list[float]) -> bool:

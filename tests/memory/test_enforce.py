@@ -18,6 +18,7 @@ from carpool.memory.device import DeviceMemory
 from carpool.memory.enforce import Begun, too_late
 from carpool.memory.policy import Policy
 from carpool.memory.size import Limit
+from patience import PATIENCE_S
 
 GIB = 1 << 30
 QUARTER = Policy(Limit(share=0.25))
@@ -110,7 +111,7 @@ def test_nothing_is_imported_to_ask():
         "import sys, carpool; carpool.limit_memory('25%')\n"
         "sys.exit(', '.join({'torch', 'jax', 'tensorflow'} & set(sys.modules)) or None)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
 # In the process
@@ -182,7 +183,7 @@ def test_the_real_jax_is_looked_into():
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert ran.stdout.strip() == "('cuda',)", ran.stderr
 
@@ -240,7 +241,7 @@ def test_a_change_is_seen_against_what_the_process_began_with(
         env=environment | ({"CUDA_VISIBLE_DEVICES": began} if began else {}),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert ran.stdout.strip() == str(changed), ran.stderr
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from carpool.memory.ledger import Ledger
 
-properties = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+properties = settings(max_examples=150)
 
 
 def test_a_request_within_the_capacity_is_admitted():

@@ -9,6 +9,7 @@ import pytest
 
 from carpool.memory.policy import TORCH_NAMES, Policy, variables
 from carpool.memory.size import Limit
+from patience import PATIENCE_S
 
 GIB = 1 << 30
 
@@ -75,5 +76,5 @@ def test_jax_itself_reads_what_was_written():
         "from jaxlib import xla_client; options = xla_client.generate_pjrt_gpu_plugin_options()\n"
         "print(options['memory_fraction'], options['preallocate'])"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert ran.stdout.split() == ["0.25", "False"], ran.stderr

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from carpool.planning.cursor import Chunk, Course, Cursor, Launches, Supply, cut, launches, supplies
 
-properties = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+properties = settings(max_examples=150)
 courses = st.builds(
     Course, length=st.integers(1, 40), batch_size=st.integers(1, 12), epochs=st.integers(1, 4)
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from carpool.memory.estimate import Estimate
 from carpool.planning.widths import bucket, compiling_budget_s, repacked, slices, width_limit
 
-properties = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+properties = settings(max_examples=150)
 
 
 def member(size_bytes: int, **parts: Any) -> Estimate:

@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from carpool.errors import OptionError
 from carpool.process import mps
+from carpool.testing.processes import gone
 
 CONTROL = """\
 #!{python}
@@ -66,13 +66,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
-
-
-def gone(pid: int, within_s: float = 5.0) -> bool:
-    end = time.monotonic() + within_s
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.01)
-    return not alive(pid)
 
 
 def test_it_runs_while_it_is_open_and_is_asked_to_quit(control, notes: Path):

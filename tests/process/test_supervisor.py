@@ -19,9 +19,8 @@ from carpool.process import supervisor
 from carpool.process import worker as inside
 from carpool.process.messages import Call, News, Raised, Returned
 from carpool.process.supervisor import Supervisor
-from carpool.testing.processes import many_descriptors, may_open
-
-LONG_S = 60
+from carpool.testing.processes import gone, many_descriptors, may_open
+from patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -32,16 +31,7 @@ def worker():
 
 def answer(worker, function, *arguments, **keywords):
     worker.call(Call(function, arguments, keywords))
-    return worker.wait(LONG_S)
-
-
-def gone(pid):
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        if not Path(f"/proc/{pid}").exists():
-            return True
-        time.sleep(0.01)
-    return False
+    return worker.wait(PATIENCE_S)
 
 
 def test_a_worker_calls_what_it_is_given_one_after_another(worker):
@@ -89,8 +79,8 @@ def test_news_comes_before_the_end(worker):
         return "all"
 
     worker.call(Call(function))
-    assert worker.wait(LONG_S) == News("half")
-    assert worker.wait(LONG_S) == Returned("all")
+    assert worker.wait(PATIENCE_S) == News("half")
+    assert worker.wait(PATIENCE_S) == Returned("all")
 
 
 def test_a_beat_tells_what_the_worker_holds(worker):
@@ -153,12 +143,12 @@ def test_a_call_that_cannot_be_read_there_is_an_error(worker, tmp_path, monkeypa
 def test_ctrl_c_reaches_the_function_and_not_the_worker(worker):
     def function():
         inside.tell("here")
-        time.sleep(LONG_S)
+        time.sleep(PATIENCE_S)
 
     worker.call(Call(function))
-    assert worker.wait(LONG_S) == News("here")
+    assert worker.wait(PATIENCE_S) == News("here")
     worker.interrupt()
-    found = worker.wait(LONG_S)
+    found = worker.wait(PATIENCE_S)
     assert isinstance(found, Raised)
     assert isinstance(found.error, KeyboardInterrupt)
     worker.interrupt()  # between calls
@@ -186,7 +176,7 @@ def crash(how):
 def test_a_worker_that_dies_says_how_and_what_it_wrote(worker, how, words):
     worker.call(Call(crash, (how,)))
     with pytest.raises(WorkerError, match=words) as raised:
-        worker.wait(LONG_S)
+        worker.wait(PATIENCE_S)
     assert "the last thing I did" in str(raised.value)
 
 
@@ -197,10 +187,10 @@ def test_a_worker_that_hangs_is_stopped_and_says_where_it_was():
 
     with Supervisor() as worker:
         worker.call(Call(waits_for_ever))
-        assert worker.wait(LONG_S) == News("here")
-        worker.timeout_s = 0.5
-        with pytest.raises(WorkerError, match=r"no progress for 0\.5 s") as raised:
-            worker.wait(LONG_S)
+        assert worker.wait(PATIENCE_S) == News("here")
+        worker.timeout_s = 2.0
+        with pytest.raises(WorkerError, match=r"no progress for 2 s") as raised:
+            worker.wait(PATIENCE_S)
         assert "in waits_for_ever" in str(raised.value)
         assert gone(worker.pid)
 
@@ -224,11 +214,11 @@ def test_a_worker_whose_threads_run_says_where_it_is_and_goes_on(worker, tmp_pat
         return "done"
 
     worker.call(Call(runs_threads))
-    assert worker.wait(LONG_S) == News("here")
+    assert worker.wait(PATIENCE_S) == News("here")
     stories = [worker.stacks() for _ in range(5)]
     end.touch()
     assert all("in runs_threads" in story and "in parses" in story for story in stories)
-    assert worker.wait(LONG_S) == Returned("done")
+    assert worker.wait(PATIENCE_S) == Returned("done")
 
 
 def test_a_worker_that_keeps_the_lock_says_where_it_is():
@@ -238,7 +228,7 @@ def test_a_worker_that_keeps_the_lock_says_where_it_is():
 
     with Supervisor() as worker:
         worker.call(Call(keeps_the_lock))
-        assert worker.wait(LONG_S) == News("here")
+        assert worker.wait(PATIENCE_S) == News("here")
         assert "in keeps_the_lock" in worker.stacks()
 
 
@@ -256,24 +246,24 @@ def test_an_answer_that_comes_late_is_not_the_next_one(worker, monkeypatch):
         threading.Event().wait()
 
     worker.call(Call(keeps_the_lock_a_while))
-    assert worker.wait(LONG_S) == News("here")
+    assert worker.wait(PATIENCE_S) == News("here")
     assert "in keeps_the_lock_a_while" in worker.stacks()
-    assert worker.wait(LONG_S) == News("free")
+    assert worker.wait(PATIENCE_S) == News("free")
     monkeypatch.undo()
     assert "in then_waits" in worker.stacks()
 
 
 def test_news_is_progress():
     def goes_on():
-        for _ in range(15):
-            time.sleep(0.2)
+        for _ in range(12):
+            time.sleep(0.5)
             inside.tell("on")
 
     with Supervisor() as worker:
         worker.call(Call(goes_on))
-        assert worker.wait(LONG_S) == News("on")
-        worker.timeout_s = 2.0  # less than all of it takes
-        while isinstance(found := worker.wait(LONG_S), News):
+        assert worker.wait(PATIENCE_S) == News("on")
+        worker.timeout_s = 5.0  # less than all of it takes
+        while isinstance(found := worker.wait(PATIENCE_S), News):
             pass
         assert found == Returned(None)
 
@@ -288,7 +278,7 @@ def test_nothing_is_left_of_a_worker_that_will_not_end():
     before = threading.active_count()
     with Supervisor() as worker:
         worker.call(Call(stubborn))
-        found = worker.wait(LONG_S)
+        found = worker.wait(PATIENCE_S)
         assert isinstance(found, News)
     assert gone(found.content)
     assert threading.active_count() == before
@@ -320,7 +310,7 @@ def test_a_killed_leash_does_not_end_the_call_nor_leave_its_worker():
         held.wait()
         assert worker.poll() is None
         go.touch()
-        assert worker.wait(LONG_S) == Returned(worker.pid)
+        assert worker.wait(PATIENCE_S) == Returned(worker.pid)
         pid = worker.pid
     assert gone(pid)
 

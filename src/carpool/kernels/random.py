@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from carpool.random import philox
+from carpool.random import philox, signed_seed
 
 _MASK = 0xFFFFFFFF
 _NONE: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
@@ -68,22 +69,61 @@ class Keyed(TorchFunctionMode):
 
     def uniform(self, shape: Sequence[int], device: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Numbers in [0, 1) for the next call: 24 bits each, four to a counter."""
-        count = math.prod(shape)
-        quad = torch.arange(-(-count // 4), device=device, dtype=torch.int64)
-        zero = quad * 0
-        words = philox(
-            (quad, zero + self.call, zero + (self.step & _MASK), zero + ((self.step >> 32) & _MASK)),
-            (zero + (self.seed & _MASK), zero + ((self.seed >> 32) & _MASK)),
+        drawn = uniform(
+            _tensor(self.seed), _tensor(self.step), self.call, math.prod(shape), torch.device(device)
         )
         self.call += 1
-        bits = torch.stack(words, dim=-1).reshape(-1)[:count].reshape(tuple(shape)) >> 8
-        # float64 first would keep no more bits: 24 fit float32 exactly.
-        return bits.to(torch.float32).mul(2.0**-24).to(dtype)
+        return drawn.reshape(tuple(shape)).to(dtype)
 
     def normal(self, shape: Sequence[int], device: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Standard normal numbers by Box and Muller."""
         radius = torch.sqrt(-2 * torch.log(self.uniform(shape, device) + 2.0**-25))
         return (radius * torch.cos(2 * math.pi * self.uniform(shape, device))).to(dtype)
+
+
+def _tensor(number: Any) -> Tensor:
+    return number if isinstance(number, Tensor) else torch.tensor(signed_seed(number))
+
+
+# One operator of a trace: written out it is some 300, and a deep network has a dropout for each of its layers.
+
+
+@torch.library.custom_op("carpool::uniform", mutates_args=())
+def uniform(seed: Tensor, step: Tensor, call: int, count: int, device: torch.device) -> Tensor:
+    """`count` numbers in [0, 1) for each pair of seed and step, which are of any one shape, or single numbers."""
+    return _written_out(seed, step, call, count, device)
+
+
+def _written_out(seed: Tensor, step: Tensor, call: int, count: int, device: torch.device) -> Tensor:
+    seed, step = (one[..., None] if one.dim() else one for one in (seed, step))
+    quad = torch.arange(-(-count // 4), device=device, dtype=torch.int64)
+    words = philox((quad, call, step & _MASK, (step >> 32) & _MASK), (seed & _MASK, (seed >> 32) & _MASK))
+    bits = torch.stack(words, dim=-1).flatten(-2)[..., :count] >> 8
+    # float64 first would keep no more bits: 24 fit float32 exactly.
+    return bits.to(torch.float32).mul(2.0**-24)
+
+
+@uniform.register_fake
+def _(seed: Tensor, step: Tensor, call: int, count: int, device: torch.device) -> Tensor:
+    for one in (seed, step):
+        if one.dim() and one.device != device:
+            raise RuntimeError(f"random numbers on {device} cannot be keyed by numbers on {one.device}")
+    shape = torch.broadcast_shapes(seed.shape, step.shape)
+    return torch.empty((*shape, count), dtype=torch.float32, device=device)
+
+
+@uniform.register_vmap
+def _(info: Any, in_dims: Any, seed: Tensor, step: Tensor, *rest: Any) -> tuple[Tensor, int]:
+    pair = zip((seed, step), in_dims, strict=False)
+    seed, step = (
+        one.expand(info.batch_size, *one.shape) if dim is None else one.movedim(dim, 0) for one, dim in pair
+    )
+    return uniform(seed, step, *rest), 0
+
+
+def compiled_forms() -> dict[Any, Callable[..., Tensor]]:
+    """What the compiler is given in place of the operator."""
+    return {torch.ops.carpool.uniform.default: _written_out}
 
 
 def _dropout(

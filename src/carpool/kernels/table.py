@@ -17,7 +17,17 @@ from torch import _VF
 from torch._C import _functorch as functorch  # type: ignore[attr-defined]
 from torch.nn.modules import transformer
 
-from carpool.kernels import attention, checkpoint, convolve, foreach, linear, normalise, pool, recurrent
+from carpool.kernels import (
+    attention,
+    checkpoint,
+    convolve,
+    foreach,
+    linear,
+    normalise,
+    pool,
+    random,
+    recurrent,
+)
 from carpool.kernels.open import opened
 from carpool.kernels.patch import patched
 from carpool.kernels.random import Keyed
@@ -53,6 +63,9 @@ STACKED: Operators = {
     F.embedding_bag: linear.embedding_bag,
     **foreach.EACH,
 }
+
+COMPILED: Operators = {**pool.compiled_forms(), **random.compiled_forms()}
+"""What the compiler is given in place of our own operators."""
 
 _UNSEEN = ((transformer, {"_detect_is_causal_mask": attention.stated_causal}),)
 

@@ -13,7 +13,7 @@ def children() -> set[str]:
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
-def gone(pid: int, within_s: float = 5.0) -> bool:
+def gone(pid: int, within_s: float = 60.0) -> bool:
     """Whether a process is gone, or a zombie that somebody else has to bury, within the time."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:

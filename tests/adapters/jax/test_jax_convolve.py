@@ -24,7 +24,7 @@ from carpool.adapters.jax.telling import names_of
     dilation=st.integers(1, 2),
     widened=st.integers(1, 2),
 )
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6)
 def test_the_product_equals_the_convolution_and_its_gradients(
     rank, size, kernel, stride, padding, dilation, widened
 ):

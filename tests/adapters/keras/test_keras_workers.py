@@ -20,7 +20,6 @@ OTHER = next(
 )
 
 
-@pytest.mark.timeout(600)
 def test_isolated_jobs_end_as_their_own_fits_would_and_the_users_models_hold_it():
     x, y = zoo.arrays(5)
     model, reference = zoo.sequential(optimizer="Adam"), zoo.sequential(optimizer="Adam")
@@ -64,7 +63,6 @@ def test_a_job_of_another_backend_is_planned_for_a_worker():
         carpool.plan([live], device="cpu")
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(
     find_spec(f"carpool.adapters.keras.{OTHER}_engine") is None, reason=f"no engine for {OTHER}"
 )

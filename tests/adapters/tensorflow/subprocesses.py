@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from patience import PATIENCE_S
+
 HERE = Path(__file__).parent
 
 
@@ -19,7 +21,7 @@ def run(program: str, **environment: str) -> str:
         env={**os.environ, "PYTHONPATH": path, "KERAS_BACKEND": "tensorflow", **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-3000:]
     return ended.stdout

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import carpool
+from patience import PATIENCE_S
 
 TUTORIAL = '''
 """A linear model, the way tutorials were written in 2016."""
@@ -69,7 +70,7 @@ def ran(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
 
 

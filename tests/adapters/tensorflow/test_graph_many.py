@@ -23,7 +23,6 @@ def slope_bytes(measured: list[int]) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_thousand_sessions_leave_nothing_behind():
     feed = {"x": DATA["float32"]["x"], "y": DATA["float32"]["y"]}
     threads, measured = threading.active_count(), []
@@ -39,7 +38,6 @@ def test_a_thousand_sessions_leave_nothing_behind():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_thousand_jobs_leave_nothing_behind():
     measured = []
     for number in range(125):
@@ -78,7 +76,6 @@ def test_graphs_are_built_in_threads_as_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_sixty_four_builds_twenty_times():
     alone = dict(enumerate(built_at_once(4)))
     for _ in range(20):

@@ -31,12 +31,12 @@ from carpool.adapters.torch import precision, products
 from carpool.adapters.torch.numbers import inline_numbers
 from carpool.environment import cores
 from carpool.errors import described
-from carpool.kernels.pool import compiled_forms
+from carpool.kernels.table import COMPILED
 from carpool.private import fault, make_folder
 from carpool.process.child import Child
 
 _VERSION = (
-    4  # of what is done to a trace before it is compiled: what was marked by another one is compiled anew
+    5  # of what is done to a trace before it is compiled: what was marked by another one is compiled anew
 )
 
 
@@ -100,7 +100,7 @@ def compiled(asked: Request) -> Callable[..., None]:
     inline_numbers(own, inputs)
     # The second is a copy of the first, as that was when somebody first asked for it.
     for table in (decompositions, select_decomp_table()):
-        table.update(compiled_forms())
+        table.update(COMPILED)
     with torch.no_grad(), products.by_template(), config.patch(_OPTIONS):
         return inductor(own, inputs)  # type: ignore[return-value]
 
