@@ -20,7 +20,7 @@ from carpool.bench import run as run_bench
 from carpool.demo import EPOCHS
 from carpool.demo import run as run_demo
 from carpool.doctor import PROBLEM, examine, table
-from carpool.errors import CarpoolError, Interrupted
+from carpool.errors import CarpoolError, Interrupted, printable
 from carpool.executors.interrupt import Bell
 from carpool.executors.scripts import run as run_scripts
 from carpool.executors.terms import Wanted, found_device, make_terms, with_folder, with_service
@@ -226,5 +226,5 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except CarpoolError as error:
-        typer.echo(f"carpool: {' '.join(str(error).split())}", err=True)
+        typer.echo(f"carpool: {printable(' '.join(str(error).split()))}", err=True)
         raise typer.Exit(_MISUSE) from None

@@ -108,7 +108,21 @@ def sentence(expected: str, received: str, remedy: str) -> str:
     return f"Expected {expected}. Received: {received}. Remedy: {remedy}."
 
 
+def printable(text: str) -> str:
+    """Text that others wrote, as it is shown: in one line, and what a terminal would take for an order is spelt out.
+
+    >>> printable("red " + chr(27) + "[31m"), printable("größer")
+    ('red \\\\x1b[31m', 'größer')
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def described(error: BaseException) -> str:
     """An exception in one line, the way reports show it."""
-    text = " ".join(str(error).split())
+    try:
+        text = printable(" ".join(str(error).split()))
+    except Exception:
+        text = "its text cannot be had"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -217,6 +217,10 @@ class Session(Servable):
     def revert(self, rows: Sequence[int]) -> None:
         """Puts the remembered weights back."""
 
+    def restored(self, row: int) -> int | None:
+        """The epoch, counted from 0, whose weights something of the row's own, such as its framework's callbacks, has put back."""
+        return None
+
     @abstractmethod
     def state(self, rows: Sequence[int]) -> tuple[JobState, ...]: ...
 
