@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from carpool import Outcome, Result, Results
 from carpool.errors import OptionError
@@ -300,43 +296,3 @@ def test_names_are_shown_without_what_a_terminal_takes_for_orders():
         with pytest.raises((OptionError, KeyError)) as caught:
             ask("z")
         assert "\x1b" not in str(caught.value)
-
-
-# As files
-
-
-def test_saving_writes_every_model_and_what_became_of_it(tmp_path: Path):
-    model = torch.nn.Linear(2, 1)
-    results = Results(
-        [
-            result("a", 0.5, model=model, config={"lr": 0.1, "act": max}, strategy="fused", reason="because"),
-            result("b", outcome=Outcome.FAILED, error=ValueError("two\nlines")),
-        ],
-        seconds=3.0,
-    )
-    folder = results.save(tmp_path / "deep" / "run")
-    saved = json.loads((folder / "results.json").read_text())
-    assert saved["seconds"] == 3.0
-    first, second = saved["jobs"]
-    assert first == {
-        "name": "a",
-        "outcome": "completed",
-        "error": None,
-        "config": {"lr": 0.1, "act": "<built-in function max>"},
-        "history": {"loss": [9.0, 0.5]},
-        "steps": 10,
-        "seconds": 0.0,
-        "strategy": "fused",
-        "reason": "because",
-        "weights": "00000.safetensors",
-    }
-    assert (second["error"], second["weights"]) == ("ValueError: two lines", None)
-    weights = load_file(folder / "00000.safetensors")
-    assert weights.keys() == dict(model.named_parameters()).keys()
-    assert torch.equal(weights["weight"], model.weight)
-
-
-def test_saving_again_overwrites(tmp_path: Path):
-    three().save(tmp_path)
-    Results([result("z", 1.0)]).save(tmp_path)
-    assert [job["name"] for job in json.loads((tmp_path / "results.json").read_text())["jobs"]] == ["z"]

@@ -11,12 +11,13 @@ CarpoolError
 ├── FusionError         strategy="fused" for jobs that cannot be stacked
 ├── DeviceError         a device that does not exist
 ├── OptionError         an argument of train, plan, best or register with an unknown value
-├── FileError           a jobs file that cannot be read, a script that is not there
+├── FileError           a jobs file that cannot be read, a script that is not there, a folder that holds no results
+│   └── SaveError           results that could not be written; it carries them
 ├── TooLateError        a memory policy after a framework has begun without it
 ├── OutOfRoomError      a job that did not fit on the device, even alone (a value in its result, likewise)
 ├── WorkerError         a worker process that died, hung, or raised what cannot be handed over
 └── StepError           a job that failed while running (a value in its result unless on_error="raise")
-Interrupted (a KeyboardInterrupt) carries the results so far.
+Interrupted (a KeyboardInterrupt) carries the results so far, and so does what `train` raises after it has begun: `error.results`.
 
 Misuse raises before anything runs; one job's failure while running is a value in its result.
 Every message says what was expected, what was received and what to do.
@@ -24,7 +25,7 @@ Every message says what was expected, what was received and what to do.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 
 class CarpoolError(Exception):
@@ -75,6 +76,14 @@ class FileError(CarpoolError):
     """A jobs file that cannot be imported or holds no jobs, or a script that is not there."""
 
 
+class SaveError(FileError, OSError):
+    """Results that could not be written, as on a full disk. `results` holds them."""
+
+    def __init__(self, text: str, results: Any) -> None:
+        super().__init__(text)
+        self.results = results
+
+
 class TooLateError(CarpoolError, RuntimeError):
     """A memory policy was set after a framework had begun without it."""
 
@@ -97,6 +106,17 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, results: Any) -> None:
         super().__init__("interrupted; what was reached so far is in .results")
         self.results = results
+
+
+def raise_with(error: BaseException, results: Any) -> NoReturn:
+    """Raises the error with the results of the run as `.results`; where it takes no attribute, one of ours that it caused."""
+    try:
+        error.results = results  # pyright: ignore[reportAttributeAccessIssue]
+    except Exception:
+        ours = StepError(described(error))
+        ours.results = results  # pyright: ignore[reportAttributeAccessIssue]
+        raise ours from error
+    raise error
 
 
 def sentence(expected: str, received: str, remedy: str) -> str:

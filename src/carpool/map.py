@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from carpool.environment import cores
-from carpool.errors import Interrupted, OptionError, described, sentence
+from carpool.errors import Interrupted, OptionError, described, raise_with, sentence
 from carpool.executors.interrupt import Pause
 from carpool.memory import device
 from carpool.memory.size import Size, limit
@@ -58,6 +58,8 @@ def map(
                 found[ended.position] = _result(ended.position, listed[ended.position], ended)
         except KeyboardInterrupt:
             raise Interrupted(results()) from None
+        except Exception as error:
+            raise_with(error, results())
     return results()
 
 

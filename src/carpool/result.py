@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import html
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,9 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, overload
 
-from carpool.errors import OptionError, described, printable, sentence
+import numpy as np
+
+from carpool.errors import OptionError, printable, sentence
 from carpool.stopping import direction
 
 
@@ -33,6 +34,14 @@ class Outcome(enum.Enum):
 
 UNSOUND = (Outcome.FAILED, Outcome.OUT_OF_MEMORY, Outcome.DIVERGED)
 _FIRST = ("name", "outcome", "steps", "epoch")
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where a result that was read from a folder has its arrays; None where it has none."""
+
+    weights: Path | None
+    optimizer: Path | None
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,8 @@ class Result:
     """The metrics of the weights that the model holds, as far as they were measured; None: the last of the history."""
     modes: Mapping[str, str] = field(default_factory=dict)
     """Which way metrics are better ("min" or "max"), where the job's early stopping says so."""
+    saved: Files | None = field(default=None, repr=False, compare=False)
+    """Where its arrays are, if it was read from a folder."""
 
     def last(self, metric: str) -> float:
         """The metric after the last epoch; NaN where there is none."""
@@ -83,6 +94,29 @@ class Result:
         (0.25, 0.75)
         """
         return self.last(name) if self.held is None else self.held.get(name, math.nan)
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        """The weights by name, as arrays: the model's, or of results that were read from a folder the saved ones."""
+        from carpool.saving import weights_of
+
+        return {name: array.numpy() for name, array in weights_of(self).items()}
+
+    @property
+    def optimizer_state(self) -> Any:
+        """What the optimizer and scheduler hold, as a nest of plain values and arrays; None where there is none."""
+        from carpool.saving import optimizer_of, plain
+
+        return plain(optimizer_of(self))
+
+    def load_into(self, model: Any, optimizer: Any = None, scheduler: Any = None) -> Any:
+        """Gives a model of the same structure these weights and returns it: the same object where that can be changed, else one like it.
+
+        With an optimizer (and scheduler), which get the state that theirs had, it returns the model and the optimizer.
+        """
+        from carpool.saving import loaded
+
+        return loaded(self, model, optimizer, scheduler)
 
     @property
     def is_sound(self) -> bool:
@@ -213,23 +247,14 @@ class Results(Sequence[Result]):
         return pandas.DataFrame(rows, columns=None if rows else ["name"]).set_index("name")
 
     def save(self, folder: str | Path) -> Path:
-        """Writes `results.json` and every trained model's weights (safetensors) into `folder`.
+        """Writes `results.json`, and the weights and optimizer states of the jobs (safetensors), into `folder`: `carpool.load` reads them.
 
-        What a `Loop` returned is left out unless it is a model.
+        An earlier save there is replaced at once, when all that is new is written. Where that fails, as on a full disk, it stays as it was, and
+        the error carries these `results`. What a `Loop` or a function returned is left out unless it is a model.
         """
-        from carpool import adapters
+        from carpool.saving import save
 
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        entries = []
-        for position, result in enumerate(self._results):
-            weights = f"{position:05d}.safetensors" if adapters.has_weights(result.model) else None
-            if weights is not None:
-                adapters.claiming(result.model)().save(result.model, target / weights)
-            entries.append(_entry(result, weights))
-        text = json.dumps({"seconds": self.seconds, "jobs": entries}, indent=1, default=str)
-        (target / "results.json").write_text(text + "\n")
-        return target
+        return save(self, Path(folder))
 
     def __repr__(self) -> str:
         counts: dict[str, int] = {}
@@ -252,28 +277,6 @@ class Results(Sequence[Result]):
 def _cells(result: Result, metrics: Sequence[str]) -> tuple[Any, ...]:
     first = (result.name, result.outcome.word, result.steps, result.epoch)
     return (*first, *(result.metric(name) for name in metrics))
-
-
-def _entry(result: Result, weights: str | None) -> dict[str, Any]:
-    return {
-        "name": result.name,
-        "outcome": result.outcome.word,
-        "error": described(result.error) if result.error else None,
-        "config": dict(result.config),
-        "history": {
-            metric: [_finite(value) for value in values] for metric, values in result.history.items()
-        },
-        "steps": result.steps,
-        "seconds": result.seconds,
-        "strategy": result.strategy,
-        "reason": result.reason,
-        "weights": weights,
-    }
-
-
-def _finite(value: float) -> float | str:
-    """JSON has no NaN: such a value is written as its word."""
-    return value if math.isfinite(value) else str(value)
 
 
 def _is_finite(value: Any) -> bool:

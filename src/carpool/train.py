@@ -12,7 +12,7 @@ from carpool import adapters, collector
 from carpool import reporters as reporting
 from carpool.adapters.base import Adapter
 from carpool.environment import cores
-from carpool.errors import CarpoolError, Interrupted, JobError, OptionError, described, sentence
+from carpool.errors import CarpoolError, Interrupted, JobError, OptionError, described, raise_with, sentence
 from carpool.events import Emit, EpochEnded, EpochsEnded, Event, RunEnded, RunStarted, hears
 from carpool.executors import isolated
 from carpool.executors.interleaved import Orders, Run
@@ -45,7 +45,8 @@ def train(
 ) -> Results:
     """Trains all jobs, together where that is possible, each as if it were alone.
 
-    The models and optimizers you passed hold the trained state afterwards. `verify=True` goes on comparing a sample of
+    The models and optimizers you passed hold the trained state afterwards. A job that fails is a value in the results; where all of them
+    failed, or at the first with `on_error="raise"`, its error is raised, and carries what there is as `error.results`. `verify=True` goes on comparing a sample of
     every fused group with solo steps. `memory` is what all of them together may take on the device: "16GiB", "90%", or "auto" for
     what is free; whoever does not fit beside the others waits. `compile` says whether fused steps are compiled: "auto" in the background, when it pays.
 
@@ -71,6 +72,8 @@ def train(
                 run.groups(pause)
             except KeyboardInterrupt:
                 raise Interrupted(prepared.results(run, time.perf_counter() - started)) from None
+            except Exception as error:
+                raise_with(error, prepared.results(run, time.perf_counter() - started))
             seconds = time.perf_counter() - started
             emit(RunEnded(seconds))
     results = prepared.results(run, seconds)
@@ -268,7 +271,7 @@ def _raise_if_all_failed(results: Results) -> None:
     errors = [result.error for result in results]
     if errors and all(error is not None for error in errors):
         assert errors[0] is not None
-        raise errors[0]
+        raise_with(errors[0], results)
 
 
 class _Reporting:
