@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from carpool import recall
+from carpool import Results, load, recall, saving
 from carpool.cli import app
 from carpool.planning.trials import Trial
 
@@ -135,7 +136,7 @@ def test_train_prints_a_table_and_saves(write: Callable[[str], str], tmp_path: P
     result = carpool("train", write(SWEEP), "--device", "cpu", "--save", str(saved), "--verify")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["name", "outcome", "steps", "loss"]
+    assert lines[0].split() == ["name", "outcome", "steps", "epoch", "loss"]
     assert lines[1].split()[:3] == ["lr=0.1,hidden=4", "completed", "6"]
     assert lines[3] == f"saved in {saved}"
     assert [job["name"] for job in json.loads((saved / "results.json").read_text())["jobs"]] == [
@@ -153,6 +154,125 @@ def test_a_failed_job_is_shown_and_makes_code_1(write: Callable[[str], str]) -> 
         ["sound", "completed"],
         ["broken", "failed"],
     ]
+
+
+DYING = (
+    SWEEP
+    + """
+class Late:
+    def __init__(self):
+        self.epochs = 0
+
+    def __len__(self):
+        return 1
+
+    def __iter__(self):
+        self.epochs += 1
+        yield x[:8], y[:8]
+        if self.epochs == 3:
+            raise OSError("the share is gone")
+
+
+def jobs():
+    source = Late()
+    return [
+        carpool.Job(torch.nn.Linear(3, 1), source, name=f"j{i}", loss=torch.nn.functional.mse_loss,
+                    optimizer=torch.optim.SGD, epochs=9)
+        for i in range(2)
+    ]
+"""
+)
+
+
+def test_what_there_is_is_saved_when_every_job_failed(write: Callable[[str], str], tmp_path: Path) -> None:
+    """A shared source died late: the table is shown, histories and weights are saved, the code is 1."""
+    result = carpool("train", write(DYING), "--device", "cpu", "--save", str(tmp_path / "out"))
+    assert result.exit_code == 1
+    assert isinstance(result.exception, OSError)  # with its traceback
+    assert [line.split()[:2] for line in result.stdout.splitlines()[1:3]] == [
+        ["j0", "failed"],
+        ["j1", "failed"],
+    ]
+    read = load(tmp_path / "out")
+    assert [len(one.history["loss"]) for one in read] == [2, 2]
+    assert all(one.weights.keys() == {"weight", "bias"} for one in read)
+
+
+@pytest.mark.parametrize("folder", ["taken", "taken/below", "theirs"])
+def test_the_folder_is_checked_before_training(
+    write: Callable[[str], str], tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "taken").write_text("")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "results.json").write_text("[]")
+    file = write('raise SystemExit("it was run")')
+    result = carpool("train", file, "--save", str(tmp_path / folder))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert str(tmp_path / folder) in result.stderr
+    assert "it was run" not in result.stderr
+
+
+def test_a_save_that_fails_goes_to_a_temporary_folder(
+    write: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spare").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "spare"))
+    written = saving._replace
+
+    def replace(results: Results, folder: Path) -> None:
+        if folder == tmp_path / "out":
+            raise OSError(28, "No space left on device")
+        written(results, folder)
+
+    monkeypatch.setattr(saving, "_replace", replace)
+    result = carpool("train", write(SWEEP), "--device", "cpu", "--save", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    assert "No space left on device" in result.stderr
+    (spare,) = [path for path in (tmp_path / "spare").iterdir() if path.name.startswith("carpool-results-")]
+    assert f"saved in {spare}, not in {tmp_path / 'out'}" in result.stdout
+    assert len(load(spare)) == 2
+
+
+def test_a_reader_that_goes_away_costs_no_save(write: Callable[[str], str], tmp_path: Path) -> None:
+    """Standard output and standard error are pipes that nobody reads."""
+    read, written = os.pipe()
+    os.close(read)
+    command = [
+        sys.executable,
+        "-m",
+        "carpool",
+        "train",
+        write(SWEEP),
+        "--device",
+        "cpu",
+        "--save",
+        str(tmp_path / "out"),
+    ]
+    subprocess.run(command, stdout=written, stderr=written, timeout=300)
+    os.close(written)
+    assert [result.outcome.word for result in load(tmp_path / "out")] == ["completed", "completed"]
+
+
+METRIC = SWEEP.replace("batch_size=8", 'metrics={"elbo": lambda p, t: -((p - t) ** 2).mean()}, batch_size=8')
+
+
+def test_the_table_is_sorted_by_a_metric_and_its_mode(write: Callable[[str], str]) -> None:
+    """A metric of unknown direction needs --mode, before anything runs."""
+    file = write(METRIC)
+    refused = carpool("train", file, "--device", "cpu", "--sort", "elbo")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "'elbo'" in refused.stderr
+    assert "jobs in" not in refused.stderr
+    assert carpool("train", file, "--device", "cpu", "--mode", "max").exit_code == 2
+    names = {}
+    for mode in ("max", "min"):
+        shown = carpool("train", file, "--device", "cpu", "--sort", "elbo", "--mode", mode)
+        assert shown.exit_code == 0, shown.output
+        names[mode] = [line.split()[0] for line in shown.stdout.splitlines()[1:]]
+    assert names["max"] == names["min"][::-1]
+    unsorted = carpool("train", file, "--device", "cpu", "--sort", "val_loss")
+    assert "no job has the metric 'val_loss'" in unsorted.stderr
+    assert len(unsorted.stdout.splitlines()) == 3
 
 
 def test_doctor_prints_a_table_or_one_object() -> None:

@@ -190,3 +190,12 @@ def test_a_sentence_has_three_parts():
 def test_an_error_is_described_in_one_line():
     assert described(ValueError("two\n  lines")) == "ValueError: two lines"
     assert described(ValueError()) == "ValueError"
+    assert described(ValueError("\x1b[31mred\udc80")) == r"ValueError: \x1b[31mred\udc80"
+
+
+def test_an_error_whose_text_cannot_be_had_is_described_too():
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert described(Mute()) == "Mute: its text cannot be had"

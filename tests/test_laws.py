@@ -192,6 +192,7 @@ def test_the_public_names_are_these():
         "fit",
         "grid",
         "limit_memory",
+        "load",
         "map",
         "plan",
         "predict",

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from carpool import Outcome, Result, Results
 from carpool.errors import OptionError
@@ -94,6 +91,84 @@ def test_the_best_is_by_the_last_value():
     assert results.best("loss").name == "b"
 
 
+@pytest.mark.parametrize("metric", ["dice", "val_dice", "psnr", "mcc", "reward", "ndcg", "accuracy"])
+def test_the_best_of_a_metric_that_is_better_higher_is_the_highest(metric: str):
+    results = Results([result("a", history={metric: [0.5]}), result("b", history={metric: [0.75]})])
+    assert results.best(metric).name == "b"
+    assert [row["name"] for row in results.rows(sort=metric)] == ["b", "a"]
+
+
+@pytest.mark.parametrize("metric", ["top5_error", "score_loss", "accuracy_loss"])
+def test_the_best_of_an_error_is_the_lowest_whatever_else_its_name_holds(metric: str):
+    results = Results([result("a", history={metric: [0.5]}), result("b", history={metric: [0.75]})])
+    assert results.best(metric).name == "a"
+
+
+def test_a_metric_of_unknown_direction_ranks_nothing_without_a_mode():
+    """best, rows and table take mode=, and none of them guesses."""
+    results = Results([result("a", history={"elbo": [0.5]}), result("b", history={"elbo": [0.75]})])
+    for rank in (results.best, results.rows, results.table):
+        with pytest.raises(OptionError, match="'elbo'"):
+            rank("elbo")
+    assert (results.best("elbo", "max").name, results.best("elbo", "min").name) == ("b", "a")
+    assert [row["name"] for row in results.rows("elbo", mode="max")] == ["b", "a"]
+    assert results.table("elbo", mode="max").splitlines()[1].startswith("b")
+    with pytest.raises(OptionError, match="'up'"):
+        results.rows("elbo", mode="up")
+
+
+def test_a_mode_that_a_jobs_early_stopping_said_holds_for_its_metric():
+    one = result("a", history={"elbo": [0.5]}, modes={"elbo": "max"})
+    other = result("b", history={"elbo": [0.75]})
+    assert Results([one, other]).best("elbo").name == "b"
+    assert Results([one, other]).best("elbo", mode="min").name == "a"
+    against = result("c", history={"elbo": [0.9]}, modes={"elbo": "min"})
+    with pytest.raises(OptionError, match="'elbo'"):
+        Results([one, other, against]).best("elbo")
+
+
+def test_jobs_rank_by_the_weights_they_hold():
+    """Not by the last epoch, where earlier weights were put back."""
+    history = {"val_loss": [0.5, 0.1, 0.9]}
+    restored = result("restored", history=history, epoch=1, held={"val_loss": 0.1})
+    last = result("last", history={"val_loss": [0.5, 0.4, 0.3]}, epoch=2)
+    results = Results([last, restored])
+    assert results.best().name == "restored"
+    assert (results.best().metric("val_loss"), results.best().last("val_loss")) == (0.1, 0.9)
+    assert [(row["name"], row["epoch"], row["val_loss"]) for row in results.rows("val_loss")] == [
+        ("restored", 1, 0.1),
+        ("last", 2, 0.3),
+    ]
+    assert results.table().splitlines()[2].split() == ["restored", "completed", "10", "1", "0.1"]
+    assert "<td>0.1</td>" in results._repr_html_()
+    assert list(results.frame()["val_loss"]) == [0.3, 0.1]
+    assert (restored.is_restored, last.is_restored) == (True, False)
+
+
+def test_who_does_not_hold_what_it_trained_is_never_best():
+    """As a job whose worker died at Ctrl-C: its history was told, its weights are as they came."""
+    lost = result("lost", 0.0, Outcome.INTERRUPTED, held={})
+    assert Results([lost, result("a", 0.5)]).best("loss").name == "a"
+
+
+def test_a_metric_that_is_several_numbers_is_shown_and_not_ranked():
+    several = result("x", history={"loss": [np.array([0.1, 0.2])]})
+    assert Results([several, result("a", 0.5)]).best("loss").name == "a"
+    assert "[0.1 0.2]" in Results([several]).table()
+
+
+def test_a_metric_may_be_named_as_a_column_is():
+    results = Results([result("a", history={"steps": [0.5]}, config={"steps": 3})])
+    assert results.table().splitlines()[0].split(maxsplit=4) == [
+        *["name", "outcome", "steps", "epoch"],
+        "steps (metric)",
+    ]
+    assert (
+        results.frame().loc["a"].to_dict() | {"config.steps": 3, "steps": 10}
+        == results.frame().loc["a"].to_dict()
+    )
+
+
 @pytest.mark.parametrize(
     "unsound",
     [
@@ -131,8 +206,8 @@ def test_the_table_is_aligned():
     results = Results([result("long-name", 0.123456), result("b", outcome=Outcome.INTERRUPTED, steps=1000)])
     assert results.table() == "\n".join(
         [
-            "name       outcome      steps  loss",
-            "long-name  completed    10     0.1235",
+            "name       outcome      steps  epoch  loss",
+            "long-name  completed    10            0.1235",
             "b          interrupted  1000",
         ]
     )
@@ -155,7 +230,7 @@ def test_the_table_sorts_also_when_no_job_is_sound():
 
 
 def test_no_results_are_a_head_only():
-    assert Results([]).table() == "name  outcome  steps"
+    assert Results([]).table() == "name  outcome  steps  epoch"
 
 
 def test_the_repr_counts_outcomes():
@@ -175,6 +250,7 @@ def test_the_frame_has_a_row_a_job_with_its_config():
         "lr": 0.1,
         "outcome": "completed",
         "steps": 10,
+        "epoch": None,
         "loss": 0.5,
         "seconds": 1.5,
         "strategy": "fused",
@@ -205,41 +281,18 @@ def test_the_page_shows_a_hundred_and_counts_the_rest():
     assert "more</p>" not in three()._repr_html_()
 
 
-# As files
+NASTY = "[red]\x1b[31mx\x07\n\u202e[/red]"
+SHOWN = r"[red]\x1b[31mx\x07\n\u202e[/red]"
 
 
-def test_saving_writes_every_model_and_what_became_of_it(tmp_path: Path):
-    model = torch.nn.Linear(2, 1)
-    results = Results(
-        [
-            result("a", 0.5, model=model, config={"lr": 0.1, "act": max}, strategy="fused", reason="because"),
-            result("b", outcome=Outcome.FAILED, error=ValueError("two\nlines")),
-        ],
-        seconds=3.0,
-    )
-    folder = results.save(tmp_path / "deep" / "run")
-    saved = json.loads((folder / "results.json").read_text())
-    assert saved["seconds"] == 3.0
-    first, second = saved["jobs"]
-    assert first == {
-        "name": "a",
-        "outcome": "completed",
-        "error": None,
-        "config": {"lr": 0.1, "act": "<built-in function max>"},
-        "history": {"loss": [9.0, 0.5]},
-        "steps": 10,
-        "seconds": 0.0,
-        "strategy": "fused",
-        "reason": "because",
-        "weights": "00000.safetensors",
-    }
-    assert (second["error"], second["weights"]) == ("ValueError: two lines", None)
-    weights = load_file(folder / "00000.safetensors")
-    assert weights.keys() == dict(model.named_parameters()).keys()
-    assert torch.equal(weights["weight"], model.weight)
-
-
-def test_saving_again_overwrites(tmp_path: Path):
-    three().save(tmp_path)
-    Results([result("z", 1.0)]).save(tmp_path)
-    assert [job["name"] for job in json.loads((tmp_path / "results.json").read_text())["jobs"]] == ["z"]
+def test_names_are_shown_without_what_a_terminal_takes_for_orders():
+    results = Results([result(NASTY, history={f"m{NASTY}": [0.5]})])
+    for text in (results.table(), results._repr_html_()):
+        assert SHOWN in text
+        assert f"m{SHOWN}" in text
+        assert "\x1b" not in text
+    assert len(results.table().splitlines()) == 2
+    for ask in (results.best, lambda name: results[name]):
+        with pytest.raises((OptionError, KeyError)) as caught:
+            ask("z")
+        assert "\x1b" not in str(caught.value)

@@ -10,7 +10,7 @@ import pytest
 
 from carpool import EarlyStopping
 from carpool.errors import OptionError
-from carpool.stopping import Patience, direction
+from carpool.stopping import Patience, declared, direction
 
 
 def after(values: Sequence[float], metric: str = "val_loss", **policy: Any) -> list[Patience]:
@@ -25,28 +25,44 @@ def after(values: Sequence[float], metric: str = "val_loss", **policy: Any) -> l
 # Which way is better
 
 
-@pytest.mark.parametrize(
-    "metric",
-    [
-        "accuracy",
-        "val_accuracy",
-        "acc",
-        "val_balanced_acc",
-        "auc",
-        "val_f1",
-        "R2",
-        "top_5",
-        "mean_iou",
-        "recall",
-    ],
+HIGHER = "accuracy val_accuracy acc val_balanced_acc auc val_f1 R2 mean_iou recall val_dice psnr mcc reward ndcg acc_5"
+LOWER = "loss val_loss mse error perplexity top5_error score_loss accuracy_loss valLoss MeanSquaredError brier_score"
+UNKNOWN = (
+    "map elbo val_map mAP top_5 score contrast laughter distance neg_mse loss_reduction time log_likelihood"
 )
+
+
+@pytest.mark.parametrize("metric", HIGHER.split())
 def test_these_are_better_when_larger(metric: str):
     assert direction(metric) == "max"
 
 
-@pytest.mark.parametrize("metric", ["loss", "val_loss", "mse", "error", "perplexity", "contrast", "laughter"])
+@pytest.mark.parametrize("metric", LOWER.split())
 def test_these_are_better_when_smaller(metric: str):
+    """A word such as loss or error wins over one such as accuracy."""
     assert direction(metric) == "min"
+
+
+@pytest.mark.parametrize("metric", UNKNOWN.split())
+def test_a_metric_of_unknown_direction_needs_a_mode(metric: str):
+    """It is refused before anything runs, by its name, with the two modes."""
+    with pytest.raises(OptionError, match=f'\'{metric}\'.*mode="min".*mode="max"'):
+        EarlyStopping(metric)
+    assert [EarlyStopping(metric, mode=mode).mode for mode in ("min", "max")] == ["min", "max"]
+
+
+def test_modes_that_are_said_are_known_of_our_policies_and_of_those_like_them():
+    class Theirs:  # Keras' callbacks have these two words
+        monitor, mode = "elbo", "max"
+
+    class Unsure:
+        monitor, mode = "reward", "auto"
+
+    said = declared(
+        [EarlyStopping("map", mode="max"), EarlyStopping("loss"), None, print, Theirs(), Unsure()]
+    )
+    assert said == {"map": "max", "elbo": "max"}
+    assert declared([EarlyStopping("map", mode="max"), EarlyStopping("map", mode="min")]) == {}
 
 
 def test_what_is_said_wins_over_the_name():

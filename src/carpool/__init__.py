@@ -17,6 +17,7 @@ from carpool.memory.enforce import limit_memory
 from carpool.order import batch_order
 from carpool.predict import predict
 from carpool.result import Outcome, Result, Results
+from carpool.saving import load
 from carpool.stack import Stack
 from carpool.stopping import EarlyStopping
 from carpool.train import plan, train
@@ -41,6 +42,7 @@ __all__ = [
     "fit",
     "grid",
     "limit_memory",
+    "load",
     "map",
     "plan",
     "predict",

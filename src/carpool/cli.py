@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -15,18 +16,20 @@ import typer
 from typer.core import TyperCommand
 
 import carpool
-from carpool import environment, recall, reporters, scripts
+from carpool import environment, recall, reporters, saving, scripts
 from carpool.bench import run as run_bench
 from carpool.demo import EPOCHS
 from carpool.demo import run as run_demo
 from carpool.doctor import PROBLEM, examine, table
-from carpool.errors import CarpoolError, Interrupted
+from carpool.errors import CarpoolError, Interrupted, OptionError, SaveError, printable, sentence
 from carpool.executors.interrupt import Bell
 from carpool.executors.scripts import run as run_scripts
 from carpool.executors.terms import Wanted, found_device, make_terms, with_folder, with_service
+from carpool.job import Job
 from carpool.jobfile import load_jobs
 from carpool.process import mps as sharing
 from carpool.reporters.prefixed import Prefixed
+from carpool.stopping import declared, direction
 
 app = typer.Typer(
     help="Train many models at once on one GPU, each ending where it would have ended alone.",
@@ -89,24 +92,35 @@ def train(
     strategy: Strategy = "auto",
     device: Device = "auto",
     save: Annotated[
-        Path | None, typer.Option(help="A folder for results.json and the trained weights.")
+        Path | None, typer.Option(help="A folder for results.json, weights and optimizer states.")
     ] = None,
+    sort: Annotated[
+        str | None, typer.Option(metavar="METRIC", help="Show the jobs in the order of a metric, best first.")
+    ] = None,
+    mode: Annotated[
+        str, typer.Option(help="Whether --sort's metric is better lower (min) or higher (max).")
+    ] = "auto",
     verify: Annotated[
         bool, typer.Option("--verify", help="Keep comparing a sample with training alone.")
     ] = False,
 ) -> None:
     """Train the jobs of a file; the exit code is 1 when some of them failed."""
-    interrupted = False
     with _one_line_errors():
-        try:
-            results = carpool.train(load_jobs(file), device=device, strategy=strategy, verify=verify)
-        except Interrupted as error:
-            results, interrupted = error.results, True
-        typer.echo(_leaderboard(results))
         if save is not None:
-            typer.echo(f"saved in {results.save(save)}")
-    if interrupted or results.failed:
-        raise typer.Exit(_INTERRUPTED if interrupted else 1)
+            saving.check(save)
+        jobs = load_jobs(file)
+        _check_order(jobs, sort, mode)
+        try:
+            results, ended = carpool.train(jobs, device=device, strategy=strategy, verify=verify), None
+        except BaseException as error:
+            if not isinstance(getattr(error, "results", None), carpool.Results):
+                raise
+            results, ended = error.results, error  # pyright: ignore[reportAttributeAccessIssue]
+        kept = _kept(results, save)  # before anything is printed: whoever reads that may be gone
+        typer.echo(_leaderboard(results, sort, mode))
+        if kept:
+            typer.echo(kept)
+    _exit(results, ended)
 
 
 @app.command()
@@ -248,8 +262,46 @@ def _say_terms(service: sharing.Service, share: float | None, is_asked: bool, lo
     _tell(f"carpool: logs in {logs}")
 
 
-def _leaderboard(results: carpool.Results) -> str:
+def _check_order(jobs: Sequence[Job], sort: str | None, mode: str) -> None:
+    """Before anything runs: whether it will be known which way the metric is better."""
+    if mode != "auto" and sort is None:
+        raise OptionError(sentence("--mode beside --sort METRIC", f"--mode {mode} alone", "name the metric"))
+    told = [declared((job.stop, *job.callbacks)).get(sort or "") for job in jobs]
+    if sort is not None and not (mode == "auto" and any(told)):
+        direction(sort, mode)
+
+
+def _kept(results: carpool.Results, folder: Path | None) -> str:
+    """Saves the results, and says where: in a temporary folder, where the one that was asked for took them no more."""
+    if folder is None:
+        return ""
+    try:
+        return f"saved in {results.save(folder)}"
+    except SaveError as error:
+        typer.echo(f"carpool: {printable(str(error))}", err=True)
+    spare = tempfile.mkdtemp(prefix="carpool-results-")
+    return f"saved in {results.save(spare)}, not in {folder}"
+
+
+def _exit(results: carpool.Results, ended: BaseException | None) -> None:
+    """With the code that says how it went; what ended the run and is not ours keeps its traceback."""
+    if isinstance(ended, Interrupted):
+        raise typer.Exit(_INTERRUPTED)
+    if ended is not None and not isinstance(ended, CarpoolError):
+        raise ended
+    if ended is not None:
+        typer.echo(f"carpool: {printable(' '.join(str(ended).split()))}", err=True)
+    if ended is not None or results.failed:
+        raise typer.Exit(1)
+
+
+def _leaderboard(results: carpool.Results, sort: str | None = None, mode: str = "auto") -> str:
     """All results when they fit a screen, else the best of them."""
+    if sort is not None and sort in results.metrics:
+        rest = f"\nand {len(results) - _SHOWN} more" if len(results) > _SHOWN else ""
+        return results.table(sort, _SHOWN, mode) + rest
+    if sort is not None:
+        typer.echo(f"carpool: no job has the metric {sort!r}: not sorted", err=True)
     metric = next((name for name in ("val_loss", "loss") if name in results.metrics), None)
     if len(results) <= _SHOWN or metric is None:
         return results.table()
@@ -263,5 +315,5 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except CarpoolError as error:
-        typer.echo(f"carpool: {' '.join(str(error).split())}", err=True)
+        typer.echo(f"carpool: {printable(' '.join(str(error).split()))}", err=True)
         raise typer.Exit(_MISUSE) from None

@@ -11,12 +11,13 @@ CarpoolError
 ├── FusionError         strategy="fused" for jobs that cannot be stacked
 ├── DeviceError         a device that does not exist
 ├── OptionError         an argument of train, plan, best or register with an unknown value
-├── FileError           a jobs file that cannot be read, a script that is not there
+├── FileError           a jobs file that cannot be read, a script that is not there, a folder that holds no results
+│   └── SaveError           results that could not be written; it carries them
 ├── TooLateError        a memory policy after a framework has begun without it
 ├── OutOfRoomError      a job that did not fit on the device, even alone (a value in its result, likewise)
 ├── WorkerError         a worker process that died, hung, or raised what cannot be handed over
 └── StepError           a job that failed while running (a value in its result unless on_error="raise")
-Interrupted (a KeyboardInterrupt) carries the results so far.
+Interrupted (a KeyboardInterrupt) carries the results so far, and so does what `train` raises after it has begun: `error.results`.
 
 Misuse raises before anything runs; one job's failure while running is a value in its result. That is whatever a job's own code raises,
 `SystemExit` and cancelled tasks too (`failure`): only Ctrl-C, a KeyboardInterrupt, is about the whole run.
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 
 class CarpoolError(Exception):
@@ -78,6 +79,14 @@ class FileError(CarpoolError):
     """A jobs file that cannot be imported or holds no jobs, or a script that is not there."""
 
 
+class SaveError(FileError, OSError):
+    """Results that could not be written, as on a full disk. `results` holds them."""
+
+    def __init__(self, text: str, results: Any) -> None:
+        super().__init__(text)
+        self.results = results
+
+
 class TooLateError(CarpoolError, RuntimeError):
     """A memory policy was set after a framework had begun without it."""
 
@@ -126,6 +135,17 @@ def raisable(error: BaseException) -> Exception:
     return made
 
 
+def raise_with(error: BaseException, results: Any) -> NoReturn:
+    """Raises the error with the results of the run as `.results`; where it takes no attribute, one of ours that it caused."""
+    try:
+        error.results = results  # pyright: ignore[reportAttributeAccessIssue]
+    except Exception:
+        ours = StepError(described(error))
+        ours.results = results  # pyright: ignore[reportAttributeAccessIssue]
+        raise ours from error
+    raise error
+
+
 def sentence(expected: str, received: str, remedy: str) -> str:
     """The one shape of our messages.
 
@@ -136,13 +156,27 @@ def sentence(expected: str, received: str, remedy: str) -> str:
     return f"Expected {expected}. Received: {received}. Remedy: {remedy}{end}"
 
 
+def printable(text: str) -> str:
+    """Text that others wrote, as it is shown: in one line, and what a terminal would take for an order is spelt out.
+
+    >>> printable("red " + chr(27) + "[31m"), printable("größer")
+    ('red \\\\x1b[31m', 'größer')
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def described(error: BaseException) -> str:
     """An exception in one line, the way reports show it.
 
     >>> described(SystemExit(3)), described(ValueError("no"))
     ('SystemExit: exit code 3', 'ValueError: no')
     """
-    text = " ".join(str(error).split())
+    try:
+        text = printable(" ".join(str(error).split()))
+    except Exception:
+        text = "its text cannot be had"
     if isinstance(error, SystemExit) and not isinstance(error.code, str):
         text = f"exit code {error.code or 0}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

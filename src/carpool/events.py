@@ -159,11 +159,15 @@ class JobFailed:
 
 @dataclass(frozen=True)
 class JobEnded:
-    """A job reached its outcome after `steps` training steps."""
+    """A job reached its outcome after `steps` training steps.
+
+    `held` are the metrics of the weights that it holds, where these are not its last epoch's.
+    """
 
     name: str
     outcome: Outcome
     steps: int
+    held: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)

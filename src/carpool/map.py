@@ -9,7 +9,7 @@ from typing import Any
 
 from carpool.arguments import Arguments, hinted
 from carpool.environment import cores
-from carpool.errors import Interrupted, OptionError, described, sentence, shown
+from carpool.errors import Interrupted, OptionError, described, raise_with, sentence, shown
 from carpool.executors.interrupt import Pause
 from carpool.memory import device
 from carpool.memory.size import Size, limit
@@ -61,6 +61,8 @@ def map(
                 found[ended.position] = _result(ended.position, listed[ended.position], ended)
         except KeyboardInterrupt:
             raise Interrupted(results()) from None
+        except Exception as error:
+            raise_with(error, results())
     return results()
 
 

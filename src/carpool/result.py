@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import enum
 import html
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, overload
 
-from carpool.errors import OptionError, described, meant, sentence
+import numpy as np
+
+from carpool.errors import OptionError, meant, printable, sentence
 from carpool.stopping import direction
 
 
@@ -28,6 +30,18 @@ class Outcome(enum.Enum):
     @property
     def word(self) -> str:
         return self.name.lower()
+
+
+UNSOUND = (Outcome.FAILED, Outcome.OUT_OF_MEMORY, Outcome.DIVERGED)
+_FIRST = ("name", "outcome", "steps", "epoch")
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where a result that was read from a folder has its arrays; None where it has none."""
+
+    weights: Path | None
+    optimizer: Path | None
 
 
 @dataclass(frozen=True)
@@ -53,11 +67,66 @@ class Result:
     reason: str = ""
     value: Any = None
     """What a function given to `carpool.map` returned; of a Keras job of another backend its weights, as arrays."""
+    epoch: int | None = None
+    """The epoch, counted from 0, at whose end the weights were what the model holds: the best one's where these were put back.
+
+    None where they are of no epoch's end: training ended within one, or the model is as it came.
+    """
+    held: Mapping[str, float] | None = None
+    """The metrics of the weights that the model holds, as far as they were measured; None: the last of the history."""
+    modes: Mapping[str, str] = field(default_factory=dict)
+    """Which way metrics are better ("min" or "max"), where the job's early stopping says so."""
+    saved: Files | None = field(default=None, repr=False, compare=False)
+    """Where its arrays are, if it was read from a folder."""
 
     def last(self, metric: str) -> float:
         """The metric after the last epoch; NaN where there is none."""
-        values = self.history.get(metric) or (math.nan,)
-        return values[-1]
+        values = self.history.get(metric)
+        return values[-1] if values else math.nan
+
+    def metric(self, name: str) -> float:
+        """The metric of the weights that the model holds, by which `best` and tables rank; NaN where it is not known.
+
+        Of weights within an epoch it is the last that was measured before them.
+
+        >>> stopped = Result("a", Outcome.STOPPED, history={"loss": [0.5, 0.25, 0.75]}, epoch=1, held={"loss": 0.25})
+        >>> stopped.metric("loss"), stopped.last("loss")
+        (0.25, 0.75)
+        """
+        return self.last(name) if self.held is None else self.held.get(name, math.nan)
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        """The weights by name, as arrays: the model's, or of results that were read from a folder the saved ones."""
+        from carpool.saving import weights_of
+
+        return {name: array.numpy() for name, array in weights_of(self).items()}
+
+    @property
+    def optimizer_state(self) -> Any:
+        """What the optimizer and scheduler hold, as a nest of plain values and arrays; None where there is none."""
+        from carpool.saving import optimizer_of, plain
+
+        return plain(optimizer_of(self))
+
+    def load_into(self, model: Any, optimizer: Any = None, scheduler: Any = None) -> Any:
+        """Gives a model of the same structure these weights and returns it: the same object where that can be changed, else one like it.
+
+        With an optimizer (and scheduler), which get the state that theirs had, it returns the model and the optimizer.
+        """
+        from carpool.saving import loaded
+
+        return loaded(self, model, optimizer, scheduler)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it can be the best: it neither failed nor diverged."""
+        return self.outcome not in UNSOUND
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether the model holds the weights of an epoch before the last."""
+        return self.epoch is not None and self.epoch + 1 < max(map(len, self.history.values()), default=0)
 
 
 class Results(Sequence[Result]):
@@ -91,9 +160,8 @@ class Results(Sequence[Result]):
 
     @property
     def failed(self) -> Results:
-        """The jobs that raised or diverged."""
-        bad = (Outcome.FAILED, Outcome.OUT_OF_MEMORY, Outcome.DIVERGED)
-        return Results([result for result in self._results if result.outcome in bad], self.seconds)
+        """The jobs that raised, diverged or did not fit."""
+        return Results([result for result in self._results if not result.is_sound], self.seconds)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -101,7 +169,11 @@ class Results(Sequence[Result]):
         return tuple(dict.fromkeys(name for result in self._results for name in result.history))
 
     def best(self, metric: str = "val_loss", mode: str = "auto") -> Result:
-        """The result whose last value of `metric` is best; diverged and failed jobs never are."""
+        """The result whose weights have the best value of `metric`; diverged and failed jobs never are.
+
+        `mode` says whether lower ("min") or higher ("max") is better; "auto" takes that from the jobs' early stopping, or from the
+        metric's name where it is a usual one. The value is that of the weights the model holds, `result.metric(metric)`.
+        """
         ranked = self._ranked(metric, mode)
         if not ranked:
             raise OptionError(
@@ -118,74 +190,71 @@ class Results(Sequence[Result]):
                     meant(metric, self.metrics) or "name one of these, or add it to metrics=",
                 )
             )
-        sign = -1.0 if direction(metric, mode) == "max" else 1.0
-        sound = [
-            r
-            for r in self._results
-            if r.outcome not in (Outcome.FAILED, Outcome.OUT_OF_MEMORY, Outcome.DIVERGED)
-        ]
-        finite = [r for r in sound if math.isfinite(r.last(metric))]
-        return sorted(finite, key=lambda result: sign * result.last(metric))
+        said = {result.modes[metric] for result in self._results if metric in result.modes}
+        way = direction(metric, said.pop() if mode == "auto" and len(said) == 1 else mode)
+        sign = -1.0 if way == "max" else 1.0
+        sound = [result for result in self._results if result.is_sound and _is_finite(result.metric(metric))]
+        return sorted(sound, key=lambda result: sign * result.metric(metric))
 
-    def rows(self, sort: str | None = None, top: int | None = None) -> list[dict[str, Any]]:
-        """One plain mapping a job; sorted by a metric, best first, unsound jobs last."""
+    def rows(
+        self, sort: str | None = None, top: int | None = None, mode: str = "auto"
+    ) -> list[dict[str, Any]]:
+        """One plain mapping a job: the metrics are those of the weights it holds, `epoch` counts from 0.
+
+        Sorted by a metric, best first, unsound jobs last; `mode` as for `best`.
+        """
         chosen = list(self._results)
         if sort is not None:
-            ranked = self._ranked(sort)
-            chosen = ranked + [result for result in chosen if result not in ranked]
-        return [_row(result, self.metrics) for result in chosen[:top]]
+            ranked = self._ranked(sort, mode)
+            places = {id(result) for result in ranked}
+            chosen = ranked + [result for result in chosen if id(result) not in places]
+        return [
+            dict(zip(self._columns, _cells(result, self.metrics), strict=True)) for result in chosen[:top]
+        ]
 
-    def table(self, sort: str | None = None, top: int | None = None) -> str:
-        """The results as aligned text.
+    def table(self, sort: str | None = None, top: int | None = None, mode: str = "auto") -> str:
+        """The results as aligned text; the columns are those of `rows`.
 
-        >>> print(Results([Result("a", Outcome.COMPLETED, history={"loss": [0.5]}, steps=3)]).table())
-        name  outcome    steps  loss
-        a     completed  3      0.5
+        >>> print(Results([Result("a", Outcome.COMPLETED, history={"loss": [0.5]}, steps=3, epoch=0)]).table())
+        name  outcome    steps  epoch  loss
+        a     completed  3      0      0.5
         """
-        lines = [[_cell(value) for value in row.values()] for row in self.rows(sort, top)]
-        head = ["name", "outcome", "steps", *self.metrics]
-        widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
+        head = [printable(name) for name in self._columns]
+        lines = [head, *([_cell(value) for value in row.values()] for row in self.rows(sort, top, mode))]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-            for line in [head, *lines]
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
         ]
         return "\n".join(line.rstrip() for line in text)
 
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        taken = {name: f"{name} (metric)" for name in _FIRST}
+        return (*_FIRST, *(taken.get(name, name) for name in self.metrics))
+
     def frame(self) -> Any:
-        """A pandas DataFrame, one row a job: its config, outcome and last metrics."""
+        """A pandas DataFrame, one row a job: its config, outcome and the metrics of the weights it holds."""
         import pandas
 
-        return pandas.DataFrame(
-            [
-                {
-                    **result.config,
-                    **_row(result, self.metrics),
-                    "seconds": result.seconds,
-                    "strategy": result.strategy,
-                }
-                for result in self._results
-            ],
-            columns=None if self._results else ["name"],
-        ).set_index("name")
+        told = [
+            {**row, "seconds": result.seconds, "strategy": result.strategy}
+            for row, result in zip(self.rows(), self._results, strict=True)
+        ]
+        rows = [
+            {**{f"config.{key}" if key in row else key: value for key, value in result.config.items()}, **row}
+            for row, result in zip(told, self._results, strict=True)
+        ]
+        return pandas.DataFrame(rows, columns=None if rows else ["name"]).set_index("name")
 
     def save(self, folder: str | Path) -> Path:
-        """Writes `results.json` and every trained model's weights (safetensors) into `folder`.
+        """Writes `results.json`, and the weights and optimizer states of the jobs (safetensors), into `folder`: `carpool.load` reads them.
 
-        What a `Loop` returned is left out unless it is a model.
+        An earlier save there is replaced at once, when all that is new is written. Where that fails, as on a full disk, it stays as it was, and
+        the error carries these `results`. What a `Loop` or a function returned is left out unless it is a model.
         """
-        from carpool import adapters
+        from carpool.saving import save
 
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        entries = []
-        for position, result in enumerate(self._results):
-            weights = f"{position:05d}.safetensors" if adapters.has_weights(result.model) else None
-            if weights is not None:
-                adapters.claiming(result.model)().save(result.model, target / weights)
-            entries.append(_entry(result, weights))
-        text = json.dumps({"seconds": self.seconds, "jobs": entries}, indent=1, default=str)
-        (target / "results.json").write_text(text + "\n")
-        return target
+        return save(self, Path(folder))
 
     def __repr__(self) -> str:
         counts: dict[str, int] = {}
@@ -196,9 +265,7 @@ class Results(Sequence[Result]):
     def _repr_html_(self) -> str:
         """A notebook's table: the first hundred jobs, the count of the rest."""
         shown = self.rows(top=100)
-        head = "".join(
-            f"<th>{html.escape(name)}</th>" for name in ["name", "outcome", "steps", *self.metrics]
-        )
+        head = "".join(f"<th>{html.escape(printable(name))}</th>" for name in self._columns)
         body = "".join(
             "<tr>" + "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row.values()) + "</tr>"
             for row in shown
@@ -207,40 +274,23 @@ class Results(Sequence[Result]):
         return f"<p>{html.escape(repr(self))}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
 
 
-def _row(result: Result, metrics: Sequence[str]) -> dict[str, Any]:
-    values = {metric: result.last(metric) for metric in metrics}
-    return {"name": result.name, "outcome": result.outcome.word, "steps": result.steps, **values}
+def _cells(result: Result, metrics: Sequence[str]) -> tuple[Any, ...]:
+    first = (result.name, result.outcome.word, result.steps, result.epoch)
+    return (*first, *(result.metric(name) for name in metrics))
 
 
-def _entry(result: Result, weights: str | None) -> dict[str, Any]:
-    return {
-        "name": result.name,
-        "outcome": result.outcome.word,
-        "error": described(result.error) if result.error else None,
-        "config": dict(result.config),
-        "history": {
-            metric: [_finite(value) for value in values] for metric, values in result.history.items()
-        },
-        "steps": result.steps,
-        "seconds": result.seconds,
-        "strategy": result.strategy,
-        "reason": result.reason,
-        "weights": weights,
-    }
-
-
-def _finite(value: float) -> float | str:
-    """JSON has no NaN: such a value is written as its word."""
-    return value if math.isfinite(value) else str(value)
+def _is_finite(value: Any) -> bool:
+    """Whether it can be ranked: Keras has metrics that are several numbers."""
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.4g}"
-    return str(value)
+    return "" if value is None else printable(str(value))
 
 
 def _few(names: Any, most: int = 8) -> str:
-    listed = [str(name) for name in names]
+    listed = [printable(str(name)) for name in names]
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from importlib.machinery import BuiltinImporter, PathFinder
 from pathlib import Path
 
-from carpool.errors import FileError, OptionError, sentence
+from carpool.errors import FileError, OptionError, printable, sentence
 from carpool.memory.size import shown
 
 BETWEEN = ":"
@@ -233,7 +233,7 @@ def _is_module(name: str) -> bool:
 
 def _row(ended: Ended) -> tuple[str, ...]:
     peak = "-" if ended.peak_bytes is None else shown(ended.peak_bytes)
-    return ended.name, ended.outcome, _code(ended.code), f"{ended.seconds:.1f}", peak
+    return printable(ended.name), printable(ended.outcome), _code(ended.code), f"{ended.seconds:.1f}", peak
 
 
 def _code(code: int | None) -> str:

@@ -23,6 +23,7 @@ from carpool.errors import (
     described,
     failure,
     raisable,
+    raise_with,
     sentence,
     shown,
 )
@@ -68,7 +69,9 @@ def train(
 ) -> Results:
     """Trains all jobs, together where that is possible, each as if it were alone.
 
-    One job alone is a list of one.     The models and optimizers you passed hold the trained state afterwards. `verify=True` goes on comparing a sample of
+    One job alone is a list of one. The models and optimizers you passed hold the trained state afterwards. A job that fails is
+    a value in the results; where all of them failed, or at the first with `on_error="raise"`, its error is raised, and carries
+    what there is as `error.results`. `verify=True` goes on comparing a sample of
     every fused group with solo steps. `memory` is what all of them together may take on the device: "16GiB", "90%", or "auto" for
     what is free; whoever does not fit beside the others waits. `compile` says whether fused steps are compiled: "auto" in the background, when it pays.
 
@@ -83,30 +86,42 @@ def train(
     """
     _check_options(device, verify, on_error, compile)
     reporters = _listed_reporters(reporters)
-    started = time.perf_counter()
     check_strategy(strategy)
     by_name = {str(job.name): job for job in named(list(given(jobs)))}
     reached: dict[str, Result] = {}
+    started = time.perf_counter()
+
+    def results() -> Results:
+        return _results(by_name, reached, time.perf_counter() - started)
+
     with _Reporting(reporters) as emit, Pause() as pause:
         try:
-            with collector.set_aside(len(by_name)):
-                prepared = _prepare(
+            with (
+                collector.set_aside(len(by_name)),
+                _prepare(
                     by_name, device, strategy, compile, limit(memory), ("holds",), pause, emit
-                )
-                with prepared:
-                    orders = Orders(prepared.plan.device, strategy, verify, on_error)
-                    run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit, reached)
-                    steps = sum(spec.course.steps for spec in prepared.specs)
-                    emit(RunStarted(prepared.plan, prepared.plan.device, steps))
-                    run.groups(pause)
-                    seconds = time.perf_counter() - started
-                    emit(RunEnded(seconds))
+                ) as prepared,
+            ):
+                orders = Orders(prepared.plan.device, strategy, verify, on_error)
+                run = Run(prepared.plan, prepared.jobs, prepared.adapters, orders, emit, reached)
+                steps = sum(spec.course.steps for spec in prepared.specs)
+                emit(RunStarted(prepared.plan, prepared.plan.device, steps))
+                _carry_out(run, pause, results)
+                ended = results()
+                emit(RunEnded(ended.seconds))
             pause.check()
         except KeyboardInterrupt:
-            raise Interrupted(_results(by_name, reached, time.perf_counter() - started)) from None
-    results = _results(by_name, reached, seconds)
-    _raise_if_all_failed(results)
-    return results
+            raise Interrupted(results()) from None
+    _raise_if_all_failed(ended)
+    return ended
+
+
+def _carry_out(run: Run, pause: Pause, results: Callable[[], Results]) -> None:
+    """Runs the groups; an error that ends the run carries the results so far."""
+    try:
+        run.groups(pause)
+    except Exception as error:
+        raise_with(error, results())
 
 
 @hinted
@@ -332,7 +347,7 @@ def _raise_if_all_failed(results: Results) -> None:
     errors = [result.error for result in results]
     if errors and all(error is not None for error in errors):
         assert errors[0] is not None
-        raise raisable(errors[0])
+        raise_with(raisable(errors[0]), results)
 
 
 def _listed_reporters(reporters: Any) -> Reporters:

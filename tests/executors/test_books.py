@@ -52,17 +52,18 @@ def test_columns_become_what_rows_become(found, write_every):
         for row in shown:
             theirs[row.row].count(row)
         for row in rows if ends else ():
-            for name, value in theirs[row].epoch_metrics().items():
-                theirs[row].history.setdefault(name, []).append(value)
-            theirs[row].epochs_ended += 1
-        for row in validated or ():
-            for name, total in row.sums.items():
-                theirs[row.row].history.setdefault(f"val_{name}", []).append(total / row.samples)
+            means = {
+                f"val_{n}": total / r.samples
+                for r in validated or ()
+                for n, total in r.sums.items()
+                if r.row == row
+            }
+            theirs[row].end_epoch(theirs[row].epoch_metrics() | means)
         if place % write_every == 0:
             books.write(ours)
     books.write(ours)
     for row in theirs:
-        for word in ("history", "steps", "samples", "sums", "epochs_ended"):
+        for word in ("history", "steps", "samples", "sums", "epochs_ended", "steps_at_end"):
             assert getattr(ours[row], word) == getattr(theirs[row], word), (row, word)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import carpool
-from carpool.adapters.base import JobState
+from carpool.adapters.base import JobState, MetricRow
 from carpool.errors import OptionError
 from carpool.events import EpochEnded, Event, GroupAdvanced, GroupResized, GroupVerified
 from carpool.executors import driver as module
@@ -245,6 +245,7 @@ def test_the_best_weights_are_kept_and_come_back():
     assert end.outcome is Outcome.STOPPED
     assert end.state.model == {"weights": 4}, "the weights after the second epoch of two batches"
     assert end.member.steps == 8
+    assert end.member.holding == (1, {"loss": 1.0, "val_loss": 1.0})
     calls = [(word, *rest) for word, *rest in stage.session.calls if word in ("keep", "revert") and rest[0]]
     assert calls == [("keep", (0,)), ("keep", (0,)), ("revert", (0,))]
     assert stage.session.calls.index(("revert", (0,))) < stage.session.calls.index(("state", (0,)))
@@ -254,6 +255,8 @@ def test_the_best_weights_come_back_when_all_epochs_ran_too():
     stage = stopping([1.0] + [2.0 + i for i in range(9)], patience=99, restore_best=True)
     assert stage.outcomes() == {"a": "completed"}
     assert stage.ended["a"].state.model == {"weights": 2}
+    assert stage.ended["a"].member.holding.epoch == 0
+    assert stage.ended["a"].member.holding.metrics["val_loss"] == 1.0
 
 
 def test_patience_that_ends_with_the_last_epoch_is_a_job_completed():
@@ -267,6 +270,37 @@ def test_without_restore_best_nothing_is_kept():
     stage = stopping([1.0] + [2.0] * 9, patience=2)
     assert not any(rows for word in ("keep", "revert") for (rows,) in stage.session.asked(word))
     assert stage.ended["a"].state.model == {"weights": 6}
+    assert stage.ended["a"].member.holding.epoch == 2
+
+
+def test_who_ends_within_an_epoch_holds_no_epochs_weights():
+    """Interrupted, diverged or failed: the metrics are the last that were measured, and no epoch is named for them."""
+    one = member("a")
+    assert one.holding == (None, {})
+    one.count(MetricRow(0, 2, 8, {"loss": 16.0}))
+    one.end_epoch(one.epoch_metrics())
+    assert one.holding == (0, {"loss": 2.0})
+    one.count(MetricRow(0, 1, 4, {"loss": 4.0}))
+    assert one.holding == (None, {"loss": 2.0})
+    raises = Script(raises_at=3, error=RuntimeError("mine"))
+    for script in (raises, Script(loss=lambda step: math.nan if step == 3 else 1.0)):
+        end = Stage(FakeFusedSession([script]), [member("a")]).run().ended["a"]
+        assert end.outcome in (Outcome.FAILED, Outcome.DIVERGED)
+        assert end.member.holding.epoch is None
+        assert end.member.holding.metrics.keys() == {"loss"}
+
+
+def test_a_metric_that_not_every_epoch_has_is_found_by_its_epoch():
+    one = member("a")
+    for epoch in range(5):
+        one.end_epoch({"loss": float(epoch)} | ({"val_loss": 10.0 + epoch} if epoch % 2 else {}))
+    assert one.history["val_loss"] == [11.0, 13.0]
+    found = {}
+    for epoch in range(5):
+        one.restored = epoch
+        found[epoch] = one.holding.metrics
+    assert found[0] == {"loss": 0.0}
+    assert [found[epoch]["val_loss"] for epoch in (1, 2, 3, 4)] == [11.0, 11.0, 13.0, 13.0]
 
 
 def test_a_metric_that_was_never_sound_leaves_nothing_to_restore():

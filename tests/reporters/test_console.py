@@ -119,6 +119,37 @@ def test_long_names_and_brackets_stay_on_one_line() -> None:
     assert lines[2].startswith("[red]xxx")
 
 
+NASTY = "[red]\x1b[31mx\x07\n\u202e[/red]"
+SHOWN = r"[red]\x1b[31mx\x07\n\u202e[/red]"
+
+
+def test_what_users_wrote_is_shown_without_what_a_terminal_takes_for_orders(
+    plan_of: MakePlan, log: rich.console.Console, terminal: rich.console.Console
+) -> None:
+    """Names of jobs and metrics and texts of errors, on the console, in the display and in the plan's words."""
+    plan = plan_of(1, 2, rejected=(NASTY,))
+    for console in (log, terminal):
+        show = Console(console=console)
+        show(RunStarted(plan, "cpu", 50))
+        show(EpochEnded(f"ends {NASTY}", 0, {"loss": 0.5, NASTY: 0.25}))
+        show(JobFailed(f"fails {NASTY}", RuntimeError(NASTY)))
+        show(GroupFellBack(0, ("s0,m0",), NASTY))
+        show(RunEnded(1.0))
+        written = text(console)
+        assert NASTY not in written
+        assert "\x07" not in written
+        assert f"failed: fails {SHOWN}: RuntimeError: " in written
+        assert f"best loss 0.5 (ends {SHOWN})" in written
+    assert "\x1b" not in text(log)
+    tally = running(plan)
+    tally.take(EpochEnded(NASTY, 0, {"loss": 0.5, NASTY: 0.25}))
+    tally.take(GroupFellBack(0, ("s0,m0",), NASTY))
+    shown = "\n".join(drawn(tally, 40))
+    assert shown.count(SHOWN) >= 2
+    assert "\x1b" not in shown
+    assert f"cannot run: {SHOWN}: ValueError: no data" in plan.explain()
+
+
 def test_a_job_without_metrics_is_counted(plan_of: MakePlan) -> None:
     tally = Tally()
     tally.take(RunStarted(plan_of(1, 40), "cpu", 1000))

@@ -43,6 +43,12 @@ def test_names_stand_before_lines():
     assert stream.getvalue() == b"a | 1\na | \xff\n"
 
 
+def test_a_name_that_would_give_orders_is_spelt_out():
+    stream = io.BytesIO()
+    Prefixed(stream, is_coloured=False).show("a\x1b[31m\n", [b"1"])
+    assert stream.getvalue() == rb"a\x1b[31m\n | 1" + b"\n"
+
+
 def test_each_name_has_a_colour_of_its_own_that_stays():
     stream = io.BytesIO()
     show = Prefixed(stream, is_coloured=True)

@@ -24,6 +24,7 @@ from carpool.events import (
 )
 from carpool.fidelity import Proof
 from carpool.planning.plan import Plan
+from carpool.reporters.lines import summary
 from carpool.reporters.pace import Pace
 from carpool.reporters.tally import State, Tally
 from carpool.result import Outcome
@@ -87,6 +88,25 @@ def test_best_ranks_by_val_loss_and_leaves_out_the_unsound(plan_of: MakePlan) ->
 def test_a_metric_that_is_better_high_is_ranked_so(plan_of: MakePlan) -> None:
     tally = tallied([EpochEnded("a", 0, {"accuracy": 0.5}), EpochEnded("b", 0, {"accuracy": 0.9})])
     assert [job.name for job in tally.best(2)] == ["b", "a"]
+
+
+def test_a_metric_of_unknown_direction_is_shown_and_ranks_nobody() -> None:
+    events = [
+        EpochEnded(name, 0, {"elbo": value}) for name, value in (("a", 0.5), ("b", 0.9), ("c", math.nan))
+    ]
+    tally = tallied(events)
+    assert tally.best(2) == []
+    assert [job.name for job in tally.leaders(2)] == ["a", "b"]
+    assert "best" not in summary(tally, 1.0)
+
+
+def test_a_job_that_put_earlier_weights_back_is_ranked_by_them() -> None:
+    events = [EpochEnded("a", e, {"val_loss": v}) for e, v in enumerate((0.1, 0.9))]
+    tally = tallied([*events, EpochEnded("b", 0, {"val_loss": 0.5})])
+    assert [job.name for job in tally.best(2)] == ["b", "a"]
+    tally.take(JobEnded("a", Outcome.STOPPED, 2, held={"val_loss": 0.1}))
+    assert [job.name for job in tally.best(2)] == ["a", "b"]
+    assert "best val_loss 0.1 (a)" in summary(tally, 1.0)
 
 
 def test_group_notes_say_the_last_thing_that_happened(plan_of: MakePlan) -> None:

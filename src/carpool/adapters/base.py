@@ -16,7 +16,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from carpool import collector
+from carpool import arrays, collector
+from carpool.arrays import Array
 from carpool.errors import FusionError, ModelError, described, sentence
 from carpool.fidelity import Proof
 from carpool.job import Job
@@ -25,6 +26,8 @@ from carpool.planning.cursor import Chunk, Cursor, Supply
 from carpool.planning.holds import Hold
 from carpool.planning.spec import ModelSpec
 from carpool.planning.trials import Trial
+
+_SAVE = "save and load them yourself"
 
 
 @dataclass(frozen=True)
@@ -227,6 +230,10 @@ class Session(Servable):
     def revert(self, rows: Sequence[int]) -> None:
         """Puts the remembered weights back."""
 
+    def restored(self, row: int) -> int | None:
+        """The epoch, counted from 0, whose weights something of the row's own, such as its framework's callbacks, has put back."""
+        return None
+
     @abstractmethod
     def state(self, rows: Sequence[int]) -> tuple[JobState, ...]: ...
 
@@ -378,9 +385,25 @@ class Adapter(ABC):
         """How much of the job's step holds Python's lock: remembered, or measured now if asked; None where that is not known."""
         return None
 
-    @abstractmethod
+    def weights(self, model: Any) -> Mapping[str, Array]:
+        """A model's weights by name, in an order that its structure decides."""
+        raise ModelError(sentence("models with weights that carpool can save", f"{self.name} models", _SAVE))
+
+    def load_weights(self, model: Any, weights: Mapping[str, Array]) -> Any:
+        """The model with these weights: the same object where it can be changed. Raises ModelError where they do not fit."""
+        raise ModelError(sentence("models that carpool can give weights", f"{self.name} models", _SAVE))
+
+    def optimizer_state(self, model: Any, optimizer: Any, scheduler: Any) -> Any:
+        """What optimizer and scheduler hold: a nest of plain values and `Array`s, or None."""
+        return None
+
+    def load_optimizer(self, model: Any, optimizer: Any, scheduler: Any, state: Any) -> Any:
+        """The optimizer with that state: the same object where it can be changed."""
+        raise ModelError(sentence("optimizers that carpool can give a state", f"{self.name}'s", _SAVE))
+
     def save(self, model: Any, path: Path) -> None:
         """Writes a model's weights as safetensors."""
+        arrays.write(path, self.weights(model))
 
     def close(self) -> None:
         """The run is over: threads and whatever else `describe` opened are stopped."""

@@ -63,7 +63,7 @@ def _write(entries: list[Entry], members: list[Member]) -> None:
     sums = {name: np.array([member.sums.get(name, 0.0) for member in members]) for name in names}
     steps = np.zeros(len(members), np.int64)
     epochs: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    ended = 0
+    ended, at_end = 0, steps
     for entry in entries:
         shown = entry.shown
         steps += shown.steps
@@ -71,7 +71,7 @@ def _write(entries: list[Entry], members: list[Member]) -> None:
         for name in names:
             sums[name] = sums[name] + shown.sums[name]
         if entry.ends:
-            ended += 1
+            ended, at_end = ended + 1, steps.copy()
             for name in names:
                 epochs[name].append(sums[name] / np.maximum(1, samples))
                 sums[name] = np.zeros(len(members))
@@ -81,9 +81,10 @@ def _write(entries: list[Entry], members: list[Member]) -> None:
     histories = {name: np.stack(means, 1).tolist() for name, means in epochs.items() if means}
     left = {name: column.tolist() for name, column in sums.items()}
     is_open = bool(samples.any())
-    for place, (member, taken, seen) in enumerate(
-        zip(members, steps.tolist(), samples.tolist(), strict=True)
-    ):
+    columns = zip(members, steps.tolist(), at_end.tolist(), samples.tolist(), strict=True)
+    for place, (member, taken, taken_at_end, seen) in enumerate(columns):
+        if ended:
+            member.steps_at_end = member.steps + taken_at_end
         member.steps += taken
         member.samples = seen
         member.sums = {name: column[place] for name, column in left.items()} if is_open else {}

@@ -43,6 +43,7 @@ from carpool.executors.member import Member
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Supply, most_steps
 from carpool.planning.widths import repacked, spread
 from carpool.result import Outcome
+from carpool.stopping import Patience
 
 FIRST_CHECKED = 64  # members checked at the first step; a wider group checks so many spread over it: a few ms each on an H200
 _SAMPLE_ROWS = 4  # members that verify=True checks at the start of each epoch
@@ -215,6 +216,8 @@ class Driver:
             raise full
         if errors:
             self._settle_now()
+            for row in errors.keys() & self._members.keys():
+                self._members[row].tear()
             self._fail(errors)
         yield from self._settle(leave=0 if any(waits) else self._session.in_flight)
         yield at_once
@@ -352,10 +355,8 @@ class Driver:
         except BaseException as error:
             failure(error)
             raised = error
-        for name, value in metrics.items():
-            member.history.setdefault(name, []).append(value)
         event = EpochEnded(member.name, member.epochs_ended, metrics)
-        member.epochs_ended += 1
+        member.end_epoch(metrics)
         self._emit(event)
         if raised is not None:
             return raised
@@ -401,15 +402,21 @@ class Driver:
             if row in going
             and (((p := watched.get(row)) and p.exhausted) or self._session.wants_to_stop(row))
         ]
-        restored = [
-            row
-            for row in (*complete, *stopped)
-            if (p := watched.get(row)) and p.policy.restore_best and p.best_epoch >= 0
-        ]
-        self._session.revert(restored)
+        self._restore((*complete, *stopped), watched)
         self._end(complete, Outcome.COMPLETED)
         self._end(stopped, Outcome.STOPPED)
         self._is_thinned |= bool(complete or stopped)
+
+    def _restore(self, rows: Sequence[int], watched: Mapping[int, Patience]) -> None:
+        """Puts the best weights of rows that end back where that was asked for, and notes which they are."""
+        best = {
+            row: p.best_epoch
+            for row in rows
+            if (p := watched.get(row)) and p.policy.restore_best and p.best_epoch >= 0
+        }
+        self._session.revert(list(best))
+        for row in rows:
+            self._members[row].restored = best.get(row, self._session.restored(row))
 
     # Ends
 

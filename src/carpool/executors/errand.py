@@ -20,6 +20,7 @@ from carpool.events import (
     JobEnded,
 )
 from carpool.executors.interrupt import Pause
+from carpool.executors.member import Holding
 from carpool.job import Job
 from carpool.memory.size import Limit
 from carpool.process import worker as inside
@@ -52,6 +53,7 @@ class Reached:
     state: JobState | None
     error: BaseException | None
     peak_bytes: int | None
+    held: Holding
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,10 @@ def _carry_out(request: Request, pause: Pause) -> None:
 def _reached(result: Result, job: Job, adapter: Adapter) -> Reached:
     state = None if result.model is None else adapter.left(job)
     error = None if result.error is None else inside.portable(result.error)
-    return Reached(result.name, result.outcome, result.history, result.steps, state, error, result.peak_bytes)
+    held = Holding(result.epoch, {name: result.metric(name) for name in result.history})
+    return Reached(
+        result.name, result.outcome, result.history, result.steps, state, error, result.peak_bytes, held
+    )
 
 
 def _tell(reached: Reached) -> None:

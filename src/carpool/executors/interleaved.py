@@ -43,7 +43,7 @@ from carpool.executors.interrupt import Pause
 from carpool.executors.isolated import Isolated, Workers
 from carpool.executors.isolated import wait as wait_for_workers
 from carpool.executors.lane import Driving, Held, Lane, next_lane
-from carpool.executors.member import Member
+from carpool.executors.member import Holding, Member
 from carpool.job import Job
 from carpool.memory import device as devices
 from carpool.memory.ledger import Ledger
@@ -51,6 +51,7 @@ from carpool.memory.size import shown
 from carpool.planning.cursor import SLICE_S
 from carpool.planning.plan import Plan
 from carpool.result import Outcome, Result
+from carpool.stopping import declared
 
 MOST_OPEN = 64  # sessions at once; memory usually says less
 _POLL_S = 0.0002  # how long to sleep when everything waits
@@ -223,6 +224,7 @@ class Run:
             except BaseException as raised:  # half of it may be written: nobody starts again from that
                 failure(raised)
                 trained, outcome, error = adapter.trained(member.job), Outcome.FAILED, raised
+                member.held = Holding(None, {})
             seconds = time.perf_counter() - started
             ended = _result(member, outcome, trained, error, seconds, peak_bytes(), entry)
             self._ended(replace(ended, reason=f"{ended.reason}; {note}") if note else ended)
@@ -335,6 +337,7 @@ class Run:
         )
         adapter, job = self._adapters[entry.group.adapter], self._jobs[name]
         reached = member or Member(job, next(spec.course for spec in entry.group.specs if spec.name == name))
+        reached.held = Holding(None, {})  # it may hold half a step, or be as it came
         failure = OutOfRoomError(f"Job {name!r}: {told}")
         self._ended(_result(reached, Outcome.OUT_OF_MEMORY, adapter.trained(job), failure, 0.0, None, entry))
 
@@ -392,7 +395,9 @@ class Run:
         self.results[result.name] = result
         if result.error is not None:
             self._emit(JobFailed(result.name, result.error))
-        self._emit(JobEnded(result.name, result.outcome, result.steps))
+        self._emit(
+            JobEnded(result.name, result.outcome, result.steps, result.held if result.is_restored else None)
+        )
         if result.error is not None:
             self._raise_if_asked(result.error)
 
@@ -418,9 +423,13 @@ def _result(
     peak_bytes: int | None,
     entry: Entry,
 ) -> Result:
+    epoch, metrics = member.holding
     return Result(
         name=member.name,
         outcome=outcome,
+        epoch=epoch,
+        held=metrics,
+        modes=declared((member.job.stop, *member.job.callbacks)),
         config=dict(member.job.config or {}),
         history={metric: tuple(values) for metric, values in member.history.items()},
         model=trained.model,

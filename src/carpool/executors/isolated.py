@@ -19,7 +19,7 @@ from carpool.errors import JobError, OutOfRoomError, WorkerError, described, fai
 from carpool.events import BatchesRead, Emit, EpochEnded
 from carpool.executors.driver import Finish, Ready
 from carpool.executors.errand import Began, Reached, Request, carry_out
-from carpool.executors.member import Member
+from carpool.executors.member import Holding, Member
 from carpool.job import Job, share_of
 from carpool.memory import device as devices
 from carpool.memory.policy import CONTEXT_BYTES, Policy, variables
@@ -35,6 +35,7 @@ from carpool.result import Outcome
 
 _WAIT_S = 0.1  # how long to wait for workers to say something before looking at timeouts and Ctrl-C
 _BEGIN_S = 120.0  # what importing and building may take, however short the timeout
+_NOTHING = Holding(None, {})  # of what the worker trained: the job's objects are as they came
 _ANSWER_S = 10.0  # how long an interrupted worker may take to hand over what it had reached
 
 
@@ -232,7 +233,7 @@ class Isolated:
     def _end(self, reached: Reached) -> None:
         member = self._members.pop(reached.name)
         member.history = {metric: list(values) for metric, values in reached.history.items()}
-        member.steps = reached.steps
+        member.steps, member.held = reached.steps, reached.held
         self._peak_bytes = reached.peak_bytes
         self._finish(member, reached.outcome, reached.state, reached.error)
 
@@ -240,6 +241,7 @@ class Isolated:
         """Those that have not ended fail, with what the worker had told of them; their objects are as they were."""
         while self._members:
             _, member = self._members.popitem()
+            member.held = _NOTHING
             self._finish(member, outcome, None, error)
 
     def ask(self) -> None:
@@ -261,6 +263,7 @@ class Isolated:
             pass  # it died meanwhile: there is nothing to hand over
         while self._members:
             _, member = self._members.popitem()
+            member.held = _NOTHING
             self._finish(member, Outcome.INTERRUPTED, None)
 
     @property

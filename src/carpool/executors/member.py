@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from carpool.adapters.base import MetricRow
 from carpool.executors.cohort import Cohort
 from carpool.job import Job
 from carpool.planning.cursor import Course, Cursor
 from carpool.stopping import Patience
+
+
+class Holding(NamedTuple):
+    """What a job's weights are: the epoch at whose end they were so, if they are of one's end, and their metrics."""
+
+    epoch: int | None
+    metrics: Mapping[str, float]
 
 
 class Member:
@@ -23,6 +34,14 @@ class Member:
         self.history: dict[str, list[float]] = {}
         self.epochs_ended = 0
         self.steps = 0
+        self.steps_at_end = 0
+        """The steps that it had taken when an epoch last ended."""
+        self.restored: int | None = None
+        """The epoch whose weights were put back."""
+        self.held: Holding | None = None
+        """What its weights are, where steps and epochs do not say it."""
+        self._epochs_of: dict[str, list[int]] = {}
+        """The epochs of a metric that not every epoch has."""
         self.sums: dict[str, float] = {}
         self.samples = 0
 
@@ -55,6 +74,39 @@ class Member:
         self.samples += row.samples
         for metric, value in row.sums.items():
             self.sums[metric] = self.sums.get(metric, 0.0) + value
+
+    def end_epoch(self, metrics: Mapping[str, float]) -> None:
+        """Writes an epoch's metrics into the history."""
+        for name, value in metrics.items():
+            column = self.history.setdefault(name, [])
+            if name in self._epochs_of or len(column) < self.epochs_ended:
+                self._epochs_of.setdefault(name, list(range(len(column)))).append(self.epochs_ended)
+            column.append(value)
+        self.epochs_ended += 1
+        self.steps_at_end = self.steps
+
+    @property
+    def holding(self) -> Holding:
+        """What its weights are. Between the ends of two epochs the metrics are the last that were measured."""
+        if self.held is not None:
+            return self.held
+        is_whole = self.epochs_ended > 0 and self.steps == self.steps_at_end
+        epoch = self.restored if self.restored is not None else self.epochs_ended - 1 if is_whole else None
+        return Holding(epoch, self._metrics_of(epoch))
+
+    def tear(self) -> None:
+        """It raised in a step: its weights may hold a part of it."""
+        self.held = Holding(None, self._metrics_of(None))
+
+    def _metrics_of(self, epoch: int | None) -> dict[str, float]:
+        """Each metric as it was at the end of this epoch, or last before it; None for the last of all."""
+        counts = {
+            name: len(column)
+            if epoch is None
+            else bisect_right(self._epochs_of.get(name, range(len(column))), epoch)
+            for name, column in self.history.items()
+        }
+        return {name: self.history[name][count - 1] for name, count in counts.items() if count}
 
     def epoch_metrics(self) -> dict[str, float]:
         """The running epoch's means; the next epoch starts at zero."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from carpool.errors import described, printable
 from carpool.memory.budget import check_budgets, check_fits
 from carpool.memory.estimate import Estimate, Footprint, estimate
 from carpool.memory.size import shown
@@ -64,10 +65,8 @@ class Plan:
         lines[0] += f"; {shown(self.data_bytes)} of data, held once; {shown(self.free_bytes)} free"
         for number, group in enumerate(self.groups):
             lines += _paragraph(number, group, self.free_bytes, None if len(self.groups) == 1 else SLICE_S)
-        lines += [
-            f"cannot run: {name}: {type(error).__name__}: {error}" for name, error in self.rejected.items()
-        ]
-        return "\n".join(lines)
+        lines += [f"cannot run: {name}: {described(error)}" for name, error in self.rejected.items()]
+        return "\n".join(map(printable, lines))
 
     def __str__(self) -> str:
         return self.explain()

@@ -33,6 +33,13 @@ _REFRESHES_PER_S = 4
 _MOST_FAILURES = 10  # said one by one; the summary counts them all
 
 
+class _Quiet(rich.console.Console):
+    """A console whose reader may go away: then there is nobody to show anything to, and the run goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class Console:
     """A reporter that shows a run where people look at it; writes to standard error, so that output stays clean.
 
@@ -50,7 +57,7 @@ class Console:
         self, clock: Callable[[], float] = time.monotonic, console: rich.console.Console | None = None
     ) -> None:
         self._clock = clock
-        self._console = console or rich.console.Console(stderr=True)
+        self._console = console or _Quiet(stderr=True)
         self._lock = threading.Lock()  # the display's thread reads the tally while the run writes it
         self._live: Live | None = None
         self._watch: Watch | None = None

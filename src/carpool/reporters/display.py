@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from carpool.errors import printable
 from carpool.reporters.lines import count, duration, standing
 from carpool.reporters.tally import GroupTally, JobTally, State, Tally
 
@@ -61,7 +62,7 @@ def _add_group(table: Table, name: str, what: str, groups: Sequence[GroupTally],
     done = sum(group.fraction * group.total_steps for group in groups)
     bar = ProgressBar(total=max(1, total), completed=done if total else 1, width=24)
     percent = f"{100 * done / total:3.0f} %" if total else "100 %"
-    table.add_row(Text(name), Text(what, style="dim"), bar, Text(f"{percent}  {note}"))
+    table.add_row(Text(name), Text(what, style="dim"), bar, Text(printable(f"{percent}  {note}")))
 
 
 def _liveliest(groups: Sequence[GroupTally], most: int) -> list[GroupTally]:
@@ -73,7 +74,7 @@ def _liveliest(groups: Sequence[GroupTally], most: int) -> list[GroupTally]:
 def _job_rows(tally: Tally, room: int) -> list[RenderableType]:
     total = len(tally.jobs)
     whole = total <= min(_ALL_JOBS, room)
-    jobs = list(tally.jobs.values()) if whole else tally.best(min(_LEADERS, room - 1))
+    jobs = list(tally.jobs.values()) if whole else tally.leaders(min(_LEADERS, room - 1))
     parts: list[RenderableType] = [_job_table(tally, jobs)] if jobs else []
     if total > len(jobs):
         words = (
@@ -88,12 +89,15 @@ def _job_table(tally: Tally, jobs: Sequence[JobTally]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("job", "state", "epoch", *columns):
         table.add_column(
-            title, no_wrap=True, overflow="ellipsis", justify="left" if title in ("job", "state") else "right"
+            Text(printable(title)),
+            no_wrap=True,
+            overflow="ellipsis",
+            justify="left" if title in ("job", "state") else "right",
         )
     for job in jobs:
         epoch = f"{job.ended_epochs}/{job.epochs}"
         values = [_cell(job.metrics.get(column, math.nan)) for column in columns]
-        table.add_row(Text(job.name), Text(job.word, style=_STYLES[job.state]), epoch, *values)
+        table.add_row(Text(printable(job.name)), Text(job.word, style=_STYLES[job.state]), epoch, *values)
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from carpool.errors import printable
 from carpool.events import (
     Event,
     GroupCompiled,
@@ -26,7 +27,7 @@ def line(event: Event, tally: Tally) -> str | None:
         case RunStarted(plan, device, steps):
             return _plan_line(plan, device, steps)
         case GroupFellBack(group, names, reason):
-            return f"group {group}: {count(len(names), 'job')} go on one by one: {reason}"
+            return f"group {group}: {count(len(names), 'job')} go on one by one: {printable(reason)}"
         case GroupStarted(group, names, strategy) if len(names) > 1:
             return f"group {group}: started, {count(len(names), 'job')} {strategy}"
         case GroupCompiled(group, size, width, compiled, seconds) if compiled or seconds >= 1.0:
@@ -47,7 +48,7 @@ def progress(tally: Tally, pace: float, elapsed_s: float) -> str:
 
 def failure(name: str, error: str) -> str:
     """A job's failure in one line."""
-    return f"failed: {name}: {error}"
+    return f"failed: {printable(name)}: {printable(error)}"
 
 
 def summary(tally: Tally, elapsed_s: float) -> str:
@@ -60,7 +61,7 @@ def summary(tally: Tally, elapsed_s: float) -> str:
     ]
     if tally.compile_s:
         parts.append(f"{duration(tally.compile_s)} of it preparing")
-    parts += [f"best {tally.metric} {_best(tally, job)}" for job in tally.best(1)]
+    parts += [f"best {printable(tally.metric or '')} {_best(tally, job)}" for job in tally.best(1)]
     return "; ".join(parts)
 
 
@@ -118,4 +119,4 @@ def _verified(event: GroupVerified) -> str:
 
 
 def _best(tally: Tally, job: JobTally) -> str:
-    return f"{job.metrics[tally.metric or '']:.4g} ({job.name})"
+    return f"{job.metrics[tally.metric or '']:.4g} ({printable(job.name)})"

@@ -6,6 +6,8 @@ import select
 import time
 from typing import BinaryIO
 
+from carpool.errors import printable
+
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _LONGEST = 1 << 16  # of a line that does not end; what comes after it is the next line
 
@@ -81,7 +83,8 @@ class Prefixed:
     def _prefix(self, name: str) -> bytes:
         if name not in self._prefixes:
             colour = _COLOURS[len(self._prefixes) % len(_COLOURS)]
-            text = f"\x1b[{colour}m{name} |\x1b[0m " if self._is_coloured else f"{name} | "
+            shown = f"{printable(name)} |"
+            text = f"\x1b[{colour}m{shown}\x1b[0m " if self._is_coloured else f"{shown} "
             self._prefixes[name] = text.encode(errors="backslashreplace")
         return self._prefixes[name]
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from carpool.errors import described
 from carpool.events import (
@@ -31,8 +32,8 @@ from carpool.events import (
 )
 from carpool.fidelity import Proof
 from carpool.planning.plan import Group, Plan
-from carpool.result import Outcome
-from carpool.stopping import direction
+from carpool.result import UNSOUND, Outcome
+from carpool.stopping import direction, is_known
 
 
 class State(enum.Enum):
@@ -115,8 +116,8 @@ class Tally:
             case JobFailed(name, error):
                 self.errors.setdefault(name, described(error))
                 self._move(self._job(name), State.FAILED)
-            case JobEnded(name, outcome, steps):
-                self._end_job(self._job(name), outcome, steps)
+            case JobEnded(name, outcome, steps, held):
+                self._end_job(self._job(name), outcome, steps, held)
             case RunStarted(plan, device, steps):
                 self._start(plan, device, steps)
             case RunEnded(seconds):
@@ -130,14 +131,26 @@ class Tally:
         return min(1.0, self.steps / max(1, self.total_steps))
 
     def best(self, most: int) -> list[JobTally]:
-        """The best jobs by the main metric, best first; failed jobs and those without a value are never among them."""
+        """The best jobs by the main metric, best first; failed jobs and those without a value are never among them.
+
+        Nobody is, where the metric's name does not say which way it is better.
+        """
         metric = self.metric
-        if metric is None:
+        if metric is None or not is_known(metric):
             return []
         sign = -1.0 if direction(metric) == "max" else 1.0
+        return heapq.nsmallest(most, self._measured(metric), key=lambda job: sign * job.metrics[metric])
+
+    def leaders(self, most: int) -> list[JobTally]:
+        """Whom to show where not all fit: the best, or the first in order where nothing ranks them."""
+        if self.metric is None or is_known(self.metric):
+            return self.best(most)
+        return list(islice(self._measured(self.metric), most))
+
+    def _measured(self, metric: str) -> Iterator[JobTally]:
+        """Who has not failed and has a finite value."""
         sound = (job for job in self.jobs.values() if job.state is not State.FAILED)
-        ranked = (job for job in sound if math.isfinite(job.metrics.get(metric, math.nan)))
-        return heapq.nsmallest(most, ranked, key=lambda job: sign * job.metrics[metric])
+        return (job for job in sound if math.isfinite(job.metrics.get(metric, math.nan)))
 
     def _start(self, plan: Plan, device: str, steps: int) -> None:
         self.device, self.total_steps = device, steps
@@ -185,9 +198,9 @@ class Tally:
         if self.metric != "val_loss":
             self.metric = main_metric(metrics) or self.metric
 
-    def _end_job(self, job: JobTally, outcome: Outcome, steps: int) -> None:
-        bad = outcome in (Outcome.FAILED, Outcome.OUT_OF_MEMORY, Outcome.DIVERGED)
-        self._move(job, State.FAILED if bad else State.DONE)
+    def _end_job(self, job: JobTally, outcome: Outcome, steps: int, held: Mapping[str, float] | None) -> None:
+        self._move(job, State.FAILED if outcome in UNSOUND else State.DONE)
+        job.metrics = job.metrics if held is None else held
         job.word = outcome.word
         self.outcomes[outcome.word] = self.outcomes.get(outcome.word, 0) + 1
         spared = max(0, job.planned_steps - steps)  # a job that ends early leaves steps that nobody will run

@@ -152,6 +152,8 @@ def test_early_stopping_puts_the_best_weights_back():
     for result in results:
         held = float(loss(result.model(x[:21]), y[:21]))
         assert held == pytest.approx(min(result.history["val_loss"]), rel=1e-5)
+        assert result.metric("val_loss") == min(result.history["val_loss"])
+        assert result.epoch == result.history["val_loss"].index(result.metric("val_loss"))
         steps = len(result.history["loss"]) * -(-len(x) // BATCH)
         assert (
             int(result.optimizer[0].count) == steps

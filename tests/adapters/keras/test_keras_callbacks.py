@@ -151,6 +151,26 @@ def test_keras_own_callbacks_do_what_they_do_in_fit(name, tmp_path):
         assert ours_text.splitlines()[0] == theirs_text.splitlines()[0]
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"epochs": 3}, {"validation_freq": 2, "epochs": 7}, {"initial_epoch": 1}], ids=str
+)
+@pytest.mark.parametrize("strategy", ["auto", "in_turn"])
+@pytest.mark.filterwarnings("ignore:Early stopping conditioned")  # on epochs that are not validated
+def test_weights_that_keras_puts_back_are_ranked_as_what_they_are(strategy, options):
+    """Keras' own EarlyStopping restores them, also when all epochs ran; the result says which epoch's they are."""
+    x, y = zoo.arrays(5)
+    held = (x[:9], -5 * y[:9])  # what is learned makes it worse
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True, mode="min")
+    model = zoo.sequential(rate=0.1)
+    arguments = {"epochs": 6, "shuffle": False, "batch_size": 8, "callbacks": [stop], **options}
+    result = zoo.ours([model], x, y, validation_data=held, strategy=strategy, **arguments)[0]
+    assert result.epoch == stop.best_epoch - options.get("initial_epoch", 0)
+    assert result.metric("val_loss") == pytest.approx(model.evaluate(*held, verbose=0)[0], rel=1e-5)
+    assert result.metric("val_loss") == min(result.history["val_loss"])
+    assert result.metric("loss") == result.history["loss"][result.epoch]
+    assert (result.modes, result.is_restored) == ({"val_loss": "min"}, True)
+
+
 def test_functions_and_keras_callbacks_stand_beside_one_another():
     x, y = zoo.arrays(5)
     heard, logs = [], []

@@ -138,6 +138,7 @@ def test_validation_stopping_and_the_best_weights():
     result = trained([one])[0]
     assert result.outcome is Outcome.STOPPED
     best = min(result.history["val_loss"])
+    assert (result.metric("val_loss"), result.is_restored) == (best, True)
     with result.model.session() as session:
         data = DATA["float32"]
         loss = session.run("loss:0", {"x:0": data["x"], "y:0": data["y"]})

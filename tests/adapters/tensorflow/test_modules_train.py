@@ -104,6 +104,7 @@ def test_the_best_weights_come_back():
     )
     assert result.outcome is carpool.Outcome.STOPPED
     best = int(np.argmin(result.history["val_loss"]))
+    assert (result.epoch, result.metric("val_loss")) == (best, result.history["val_loss"][best])
     for ours, theirs in zip(weights(model), seen[best], strict=True):
         np.testing.assert_array_equal(ours, theirs)
 

@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ def make():
     return batch_norm().double()
 
 
-def job(seed: int, stop: carpool.EarlyStopping, epochs: int = 30) -> carpool.Job:
+def job(seed: int, stop: carpool.EarlyStopping, epochs: int = 30, **options: Any) -> carpool.Job:
     return carpool.Job(
         make,
         (X, Y),
@@ -30,7 +31,17 @@ def job(seed: int, stop: carpool.EarlyStopping, epochs: int = 30) -> carpool.Job
         epochs=epochs,
         seed=seed,
         stop=stop,
+        **options,
     )
+
+
+def held_loss(model: torch.nn.Module) -> float:
+    with torch.no_grad():
+        return float(F.cross_entropy(copy.deepcopy(model).eval()(HELD[0]), HELD[1]))
+
+
+def minus_loss(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return -F.cross_entropy(prediction, target)
 
 
 def by_hand(one: carpool.Job) -> tuple[torch.nn.Module, int]:
@@ -82,6 +93,39 @@ def test_members_stop_where_a_loop_by_hand_stops(strategy, restore):
         ):
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-7, msg=name)
     assert len(set(ends)) > 1, "the case is only worth something if members stop at different epochs"
+
+
+@pytest.mark.parametrize("strategy", ["fused", "in_turn", "isolated"])
+def test_a_result_says_whose_epoch_its_weights_are(strategy):
+    """And ranks by the value of the weights in hand, not by the last epoch's."""
+    stop = carpool.EarlyStopping("val_loss", patience=3, min_delta=1e-3, restore_best=True)
+    jobs = [job(seed, stop) for seed in range(3)]
+    results = carpool.train(jobs, device="cpu", strategy=strategy, compile=False, reporters=[])
+    assert any(result.is_restored for result in results), "or this tells nothing"
+    for result in results:
+        seen = result.history["val_loss"]
+        assert result.epoch is not None
+        assert seen[result.epoch] == result.metric("val_loss") == pytest.approx(held_loss(result.model))
+    best = results.best("val_loss")
+    assert best.metric("val_loss") == min(result.metric("val_loss") for result in results)
+    assert results.rows(sort="val_loss")[0]["epoch"] == best.epoch
+
+
+def test_a_metric_of_unknown_direction_stops_as_its_mode_says():
+    """The epoch of the highest value is put back, and the best is known without saying the mode again."""
+    with pytest.raises(carpool.CarpoolError, match="'val_map'"):
+        carpool.EarlyStopping("val_map", restore_best=True)
+    stop = carpool.EarlyStopping("val_map", patience=9, restore_best=True, mode="max")
+    jobs = [job(seed, stop, epochs=4, metrics={"map": minus_loss}) for seed in range(3)]
+    results = carpool.train(jobs, device="cpu", compile=False, reporters=[])
+    for result in results:
+        assert (
+            result.metric("val_map")
+            == max(result.history["val_map"])
+            == result.history["val_map"][result.epoch or 0]
+        )
+    best = results.best("val_map")
+    assert best.metric("val_map") == max(result.metric("val_map") for result in results)
 
 
 def test_the_last_epoch_too_restores_the_best():

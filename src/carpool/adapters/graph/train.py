@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from carpool.adapters.base import Adapter, JobState, Trained
@@ -16,6 +14,7 @@ from carpool.adapters.graph.feeding import Arrays
 from carpool.adapters.graph.model import Graph
 from carpool.adapters.graph.session import GraphSession, held_in, job_state
 from carpool.adapters.graph.values import variables_of
+from carpool.arrays import Array
 from carpool.errors import DeviceError, ModelError, sentence
 from carpool.job import Job
 from carpool.memory.size import shown, size
@@ -108,10 +107,12 @@ class GraphAdapter(Adapter):
     def left(self, job: Job) -> JobState:
         return job_state(job.model.variables, job.model.values)
 
-    def save(self, model: Any, path: Path) -> None:
-        from safetensors.numpy import save_file
+    def weights(self, model: Any) -> Mapping[str, Array]:
+        return {name: Array.of(value) for name, value in model.variables.items()}
 
-        save_file({name: np.ascontiguousarray(value) for name, value in model.variables.items()}, path)
+    def load_weights(self, model: Any, weights: Mapping[str, Array]) -> Any:
+        model.variables = {name: array.numpy() for name, array in weights.items()}
+        return model
 
     def close(self) -> None:
         for built in self._built.values():

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from carpool.adapters.base import Adapter, JobState, Trained
+from carpool.adapters.jax import saved
 from carpool.adapters.jax.build import Arrays, Built, build, build_arrays, says
 from carpool.adapters.jax.devices import chosen, device_of
 from carpool.adapters.jax.factories import Factories
-from carpool.adapters.jax.forms import Parts, form_of, kind_of
+from carpool.adapters.jax.forms import Parts, kind_of
 from carpool.adapters.jax.functions import sizes
 from carpool.adapters.jax.fuse import JaxFuser
 from carpool.adapters.jax.optimizer import Beginnings, given_back, is_nnx, state_of
@@ -27,6 +27,7 @@ from carpool.adapters.jax.session import StackedSession
 from carpool.adapters.jax.state import restored, stacked, unstacked
 from carpool.adapters.jax.streams import Streamed, Streams, gathered, is_stream
 from carpool.adapters.place import Place
+from carpool.arrays import Array
 from carpool.errors import ModelError, OptimizerError
 from carpool.job import Job
 from carpool.memory.size import size
@@ -176,13 +177,17 @@ class JaxAdapter(Adapter):
         (held,) = unstacked(stacked([State(parts.trained, parts.rest, optimizer)]), [0])
         return replace(held, cursor=self._cursors.get(job, held.cursor))
 
-    def save(self, model: Any, path: Path) -> None:
-        from safetensors.numpy import save_file
+    def weights(self, model: Any) -> Mapping[str, Array]:
+        return saved.weights(model)
 
-        form = form_of(model)
-        assert form is not None
-        found, _ = jax.tree_util.tree_flatten_with_path(form.split(model))
-        save_file({jax.tree_util.keystr(where): np.asarray(leaf) for where, leaf in found}, path)
+    def load_weights(self, model: Any, weights: Mapping[str, Array]) -> Any:
+        return saved.load_weights(model, weights)
+
+    def optimizer_state(self, model: Any, optimizer: Any, scheduler: Any) -> Any:
+        return saved.optimizer_state(optimizer)
+
+    def load_optimizer(self, model: Any, optimizer: Any, scheduler: Any, state: Any) -> Any:
+        return saved.load_optimizer(optimizer, state)
 
     def predict(self, models: Sequence[Any], inputs: Any, batch_size: int | None, device: str) -> list[Any]:
         return predict(models, inputs, batch_size, device)

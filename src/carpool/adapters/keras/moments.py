@@ -100,6 +100,15 @@ class Moments:
         grown = [name for name, values in history.history.items() if len(values) > before.get(name, 0)]
         return {name: history.history[name][-1] for name in grown if name not in logs}
 
+    def restored(self, initial_epoch: int) -> int | None:
+        """After the end of training: the epoch, counted from the first of this training, whose weights a callback has put back."""
+        for one in reversed(self.callbacks):
+            if not isinstance(one, keras_callbacks.EarlyStopping) or not one.restore_best_weights:
+                continue
+            if one.best_weights is not None:
+                return one.best_epoch - initial_epoch
+        return None
+
     def end(self) -> None:
         """Training is over: another one would begin anew."""
         self._list = None

@@ -114,6 +114,9 @@ class OwnFit(Session):
     def revert(self, rows: Sequence[int]) -> None:
         return
 
+    def restored(self, row: int) -> int | None:
+        return self._fit.moments.restored(self._fit.options.initial_epoch)
+
     def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
         return (JobState(Cursor(), {}),)
 

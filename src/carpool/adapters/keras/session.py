@@ -306,6 +306,9 @@ class StackedFit(FusedSession):
     def revert(self, rows: Sequence[int]) -> None:
         return
 
+    def restored(self, row: int) -> int | None:
+        return self._fits[row].moments.restored(self._fits[row].options.initial_epoch)
+
     def state(self, rows: Sequence[int]) -> tuple[JobState, ...]:
         """The rows' models hold it."""
         self._engine.put_all(self._stack, rows)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 from carpool.adapters.base import Adapter, Fuser, JobState, Prepared, Session, Trained
+from carpool.adapters.keras import saved
 from carpool.adapters.keras.backends import engine
 from carpool.adapters.keras.data import Arrays
 from carpool.adapters.keras.elsewhere import described, is_elsewhere, made, taken_home, wanted
@@ -18,6 +17,7 @@ from carpool.adapters.keras.handed import held, write
 from carpool.adapters.keras.own import OwnFit
 from carpool.adapters.keras.session import StackedFit
 from carpool.adapters.keras.signature import signature
+from carpool.arrays import Array
 from carpool.errors import DeviceError, JobError, ModelError, sentence
 from carpool.job import Job
 from carpool.memory.size import size
@@ -130,12 +130,21 @@ class KerasAdapter(Adapter):
     def environment(self, jobs: Sequence[Job]) -> Mapping[str, str]:
         return {"KERAS_BACKEND": wanted(jobs[0])}
 
-    def save(self, model: Any, path: Path) -> None:
-        from safetensors.numpy import save_file
+    def weights(self, model: Any) -> Mapping[str, Array]:
+        return saved.arrays_of(model.variables)
 
-        save_file(
-            {v.path: np.ascontiguousarray(keras.ops.convert_to_numpy(v)) for v in model.variables}, path
-        )
+    def load_weights(self, model: Any, weights: Mapping[str, Array]) -> Any:
+        saved.write(model.variables, weights)
+        return model
+
+    def optimizer_state(self, model: Any, optimizer: Any, scheduler: Any) -> Any:
+        return saved.arrays_of(optimizer.variables)
+
+    def load_optimizer(self, model: Any, optimizer: Any, scheduler: Any, state: Any) -> Any:
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        saved.write(optimizer.variables, state)
+        return optimizer
 
 
 class KerasFuser(Fuser):

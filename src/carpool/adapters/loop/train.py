@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from carpool.adapters.base import Adapter, JobState, MetricRow, Session, StepFailure, Ticket, Trained
@@ -182,6 +181,3 @@ class LoopAdapter(Adapter):
 
     def left(self, job: Job) -> JobState:
         return JobState(Cursor(), {"returned": self._returned.get(job)})
-
-    def save(self, model: Any, path: Path) -> None:
-        raise NotImplementedError("what a loop returned is saved by whoever wrote it")

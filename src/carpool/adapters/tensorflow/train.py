@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from carpool.adapters.base import Adapter, JobState, Session, Trained
 from carpool.adapters.place import Place
-from carpool.adapters.tensorflow import memory, trace
+from carpool.adapters.tensorflow import memory, saved, trace
 from carpool.adapters.tensorflow.alone import Alone
 from carpool.adapters.tensorflow.arrays import Arrays, Store, build_arrays
 from carpool.adapters.tensorflow.build import Built, build
 from carpool.adapters.tensorflow.devices import check_place, chosen, place_of
 from carpool.adapters.tensorflow.fuse import Known, ModuleFuser
 from carpool.adapters.tensorflow.modules import is_module, variables
-from carpool.adapters.tensorflow.optimizer import is_optimizer
+from carpool.adapters.tensorflow.optimizer import is_keras, is_optimizer
 from carpool.adapters.tensorflow.predict import predict
 from carpool.adapters.tensorflow.says import says
 from carpool.adapters.tensorflow.session import RowsSession
@@ -25,6 +24,7 @@ from carpool.adapters.tensorflow.state import state_of, write
 from carpool.adapters.tensorflow.stream_session import BatchSession, PipedSession
 from carpool.adapters.tensorflow.streams import Piped, Streams, gathered, is_dataset, is_stream, piped
 from carpool.adapters.tensorflow.xla import plain_reason
+from carpool.arrays import Array
 from carpool.errors import ModelError, OptimizerError
 from carpool.job import Job
 from carpool.memory.size import size
@@ -137,10 +137,22 @@ class TensorFlowAdapter(Adapter):
     def left(self, job: Job) -> JobState:
         return state_of(self._known[job].built, self._cursors.get(job))
 
-    def save(self, model: Any, path: Path) -> None:
-        from safetensors.numpy import save_file
+    def weights(self, model: Any) -> Mapping[str, Array]:
+        return saved.arrays_of(variables(model))
 
-        save_file({held.name: held.read().numpy() for held in variables(model)}, path)
+    def load_weights(self, model: Any, weights: Mapping[str, Array]) -> Any:
+        saved.write(variables(model), weights)
+        return model
+
+    def optimizer_state(self, model: Any, optimizer: Any, scheduler: Any) -> Any:
+        return saved.arrays_of(saved.state_variables(optimizer)) or None
+
+    def load_optimizer(self, model: Any, optimizer: Any, scheduler: Any, state: Any) -> Any:
+        trained = [held.variable for held in variables(model) if held.trainable]
+        if is_keras(optimizer) and not optimizer.built:
+            optimizer.build(trained)
+        saved.write(saved.state_variables(optimizer), state)
+        return optimizer
 
     def predict(self, models: Sequence[Any], inputs: Any, batch_size: int | None, device: str) -> list[Any]:
         return predict(models, inputs, batch_size, place_of(self.device(device)))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from pathlib import Path
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from carpool.adapters.base import Adapter, JobState, Session, Trained
 from carpool.adapters.place import Place
-from carpool.adapters.torch import full, lightning
+from carpool.adapters.torch import full, lightning, saved
 from carpool.adapters.torch.absorb import absorb_into, on_host
 from carpool.adapters.torch.behaviour import behaviour, job_signature
 from carpool.adapters.torch.build import Arrays, Built, LivePhase, build_data, build_model
@@ -31,6 +30,7 @@ from carpool.adapters.torch.stack import initial_states
 from carpool.adapters.torch.store import Store, key_of
 from carpool.adapters.torch.streams import Streamed, Streams, is_stream
 from carpool.adapters.torch.work import busy
+from carpool.arrays import Array
 from carpool.errors import DeviceError, ModelError, sentence
 from carpool.job import Job
 from carpool.kernels.updates import UPDATES
@@ -211,10 +211,17 @@ class TorchAdapter(Adapter):
             return Trained(built.model, optimizers[0], schedulers[0])
         return Trained(built.model, optimizers, schedulers)
 
-    def save(self, model: Any, path: Path) -> None:
-        from safetensors.torch import save_model
+    def weights(self, model: Any) -> Mapping[str, Array]:
+        return saved.weights(model)
 
-        save_model(model, str(path))
+    def load_weights(self, model: Any, weights: Mapping[str, Array]) -> Any:
+        return saved.load_weights(model, weights)
+
+    def optimizer_state(self, model: Any, optimizer: Any, scheduler: Any) -> Any:
+        return saved.optimizer_state(optimizer, scheduler)
+
+    def load_optimizer(self, model: Any, optimizer: Any, scheduler: Any, state: Any) -> Any:
+        return saved.load_optimizer(optimizer, scheduler, state)
 
     def predict(self, models: Sequence[Any], inputs: Any, batch_size: int | None, device: str) -> list[Any]:
         return predict(models, inputs, batch_size, self.device(device))
