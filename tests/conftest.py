@@ -69,6 +69,7 @@ def untried(
 def trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test is about trials: they are made, as on a machine that nobody else uses."""
     monkeypatch.setattr(windows.Waited, "share", lambda waited: 0.0)
+    monkeypatch.setattr(windows, "agree", lambda _: True)
 
 
 _torn_down = itertools.count(1)

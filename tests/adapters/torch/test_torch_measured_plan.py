@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,13 +16,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import carpool
-from carpool import windows
 from carpool.adapters.torch import fused
 from carpool.events import Event, GroupFellBack
 from carpool.job import Job
 from carpool.memory import estimate
 from carpool.planning.plan import Plan
-from carpool.windows import Measured
 
 pytestmark = pytest.mark.usefixtures("trials")
 
@@ -47,11 +44,6 @@ def measured(made: list[Job], **options: Any) -> Plan:
     return carpool.plan(made, device="cpu", measure=True, **options)
 
 
-def agreeing(ways: Sequence[Callable[[], float]]) -> Measured:
-    """A measurement on a machine that nothing disturbs."""
-    return replace(windows.measured(ways), agrees=True)
-
-
 @pytest.fixture
 def alone_takes(monkeypatch: pytest.MonkeyPatch):
     """Lets a step alone seem to take so long, and counts how often that was asked."""
@@ -59,7 +51,6 @@ def alone_takes(monkeypatch: pytest.MonkeyPatch):
     def seems(seconds: float) -> list[float]:
         asked: list[float] = []
         monkeypatch.setattr(fused, "alone_step", lambda *_: (asked.append(seconds), lambda: seconds)[1])
-        monkeypatch.setattr(fused, "measured", agreeing)
         return asked
 
     return seems

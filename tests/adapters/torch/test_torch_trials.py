@@ -20,6 +20,7 @@ from carpool.events import Event, GroupAdvanced, GroupFellBack, GroupTried
 from carpool.planning.trials import Trial
 
 pytestmark = pytest.mark.usefixtures("trials")
+AGREE = windows.agree  # before the fixture lets all windows agree
 X, Y = torch.randn(24, 3), torch.randn(24, 1)
 
 
@@ -96,6 +97,7 @@ def test_windows_that_disagree_decide_nothing_and_are_not_kept(
 ):
     """A machine that was busy in some of the windows may have slowed either of the two."""
     alone_takes(1.0)
+    monkeypatch.setattr(windows, "agree", AGREE)
     noisy = itertools.cycle([1.0, 3.0, 1e-3, 40.0, 1.0])
     monkeypatch.setattr(fused.StackedSession, "_launch", lambda session, chunk: (lambda: next(noisy), False))
     results, events = train(jobs())
@@ -128,8 +130,7 @@ def test_fused_that_was_asked_for_is_not_tried(alone_takes: Any):
     assert {result.strategy for result in results} == {"fused"}
 
 
-def test_a_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(windows, "agree", lambda _: True)
+def test_a_trial_leaves_no_trace():
     tried, events = train(jobs(validation_data=(X, Y)))
     assert len(of(events, GroupTried)) == 1
     untried, _ = train(jobs(validation_data=(X, Y)), strategy="fused")
@@ -142,8 +143,7 @@ def test_a_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch):
             assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-5)
 
 
-def test_what_is_measured_is_time(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(windows, "agree", lambda _: True)
+def test_what_is_measured_is_time():
     _, events = train(jobs())
     (tried,) = of(events, GroupTried)
     assert isinstance(tried.trial, Trial)
