@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from carpool.ambient import Reading, aside
 from carpool.arguments import Arguments
 from carpool.errors import DataError, sentence
 
@@ -27,6 +28,9 @@ class Item:
 
     batch: Any
     last: bool
+
+
+_END: Any = object()
 
 
 class _Stopped(Exception):
@@ -49,6 +53,7 @@ class Reader:
         self.capacity = says.whole("capacity", capacity, "pass capacity=1 or more", 1, _MOST_AHEAD)
         self._passes = says.function("passes", passes, "pass a function of an epoch's number")
         self._prepare = says.function("prepare", prepare)
+        self._reading = Reading()
         self._items: deque[Item] = deque()
         self._base = 0  # the number of the first item held
         self._taps: list[Tap] = []
@@ -109,14 +114,18 @@ class Reader:
 
     def _read_pass(self, epoch: int) -> None:
         """One batch is held back until it is known whether another follows."""
-        source = iter(self._passes(epoch))
+        with self._reading.batch(begins=True):
+            source = iter(self._passes(epoch))
+            batch = next(source, _END)
         held: list[Any] = []
         try:
             try:
-                for batch in source:
+                while batch is not _END:
                     if held:
                         self._push(Item(held.pop(), last=False))
                     held.append(self._prepare(batch))
+                    with self._reading.batch():
+                        batch = next(source, _END)
             except BaseException:  # what was read before it counts
                 if held:
                     self._push(Item(held.pop(), last=False))
@@ -156,7 +165,7 @@ class Reader:
             return max(0, len(self._items) - (number - self._base))
 
     def wait_for(self, number: int) -> Item:
-        with self._changed:
+        with aside(), self._changed:  # the source draws, maybe
             self._changed.wait_for(
                 lambda: len(self._items) > number - self._base or self._error is not None or self._stopped
             )

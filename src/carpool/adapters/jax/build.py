@@ -15,6 +15,7 @@ from carpool.adapters.jax.forms import Form, Parts, form_of, kind_of
 from carpool.adapters.jax.keys import init_key
 from carpool.adapters.jax.optimizer import Begin, build_optimizer, is_nnx
 from carpool.adapters.named import imported
+from carpool.ambient import seeded
 from carpool.errors import DataError, JobError, LossError, ModelError, OptimizerError, described, sentence
 from carpool.job import Job
 from carpool.positions import positions
@@ -155,7 +156,8 @@ def build_model(job: Job, data: Arrays) -> Any:
                     job, "parameters, a module, or a function of a key", type(made).__name__, "see Job.model"
                 )
             )
-        made = made(init_key(job.seed))
+        with seeded(job.seed):
+            made = made(init_key(job.seed))
     if _is_unbound_linen(made):
         made = _bound(made, data, job)
     if not _is_model(made):

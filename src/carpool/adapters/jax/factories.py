@@ -14,6 +14,7 @@ import numpy as np
 
 from carpool.adapters.jax.forms import Form, Parts, form_of, kind_of
 from carpool.adapters.jax.keys import init_key, init_keys
+from carpool.ambient import drawn, seeded
 from carpool.errors import failure
 from carpool.job import Job
 
@@ -47,7 +48,10 @@ def _together(jobs: Sequence[Job]) -> dict[Job, tuple[Form, Parts]]:
     """The jobs' models, which one factory makes; nothing where each has to be made for itself."""
     factory: Any = jobs[0].model
     try:
-        form = form_of(factory(init_key(jobs[0].seed)))
+        with seeded(jobs[0].seed), drawn() as generators:
+            form = form_of(factory(init_key(jobs[0].seed)))
+        if generators:
+            return {}
         if form is None:
             return {}
         ends = [form.split(factory(init_key(job.seed))) for job in (jobs[0], jobs[-1])]

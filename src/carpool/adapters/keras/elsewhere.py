@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
+from keras.src.backend.common.global_state import get_global_attribute, set_global_attribute
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
+from carpool import ambient
 from carpool.adapters.base import JobState, Trained
 from carpool.adapters.keras.backends import BACKENDS
 from carpool.adapters.keras.fit import is_model, read
@@ -15,6 +20,8 @@ from carpool.job import Job
 from carpool.marks import Identity
 from carpool.planning.cursor import Course
 from carpool.planning.spec import ModelSpec
+
+_KEPT = (GLOBAL_SEED_GENERATOR,)  # what Keras draws from where it is given no seed: the thread's own
 
 
 def wanted(job: Job) -> str:
@@ -70,8 +77,22 @@ def taken_home(job: Job, state: JobState | None) -> Trained:
     return Trained(model, model.optimizer, value=weights)
 
 
+@contextmanager
+def seeded(job: Job) -> Iterator[None]:
+    """As after `keras.utils.set_random_seed(seed)` inside, and as before outside."""
+    before = {name: get_global_attribute(name) for name in _KEPT}
+    with ambient.seeded(job.seed):
+        try:
+            for name in _KEPT:
+                set_global_attribute(name, None)
+            yield
+        finally:
+            for name, value in before.items():
+                set_global_attribute(name, value)
+
+
 def made(job: Job) -> Any:
-    """What the job's factory makes. It is called as it is: no seed is set for it."""
+    """What the job's factory makes, under the job's seed."""
     factory = job.model
     if isinstance(factory, str):
         module, _, attribute = factory.partition(":")
@@ -81,7 +102,10 @@ def made(job: Job) -> Any:
             raise ModelError(
                 sentence('a model as "module:function"', repr(job.model), f"make it importable ({error})")
             ) from error
-    model = factory() if callable(factory) and not is_model(factory) else factory
+    if callable(factory) and not is_model(factory):
+        with seeded(job):
+            factory = factory()
+    model = factory
     if not is_model(model):
         raise ModelError(
             f"Job {job.name!r}: "

@@ -17,6 +17,7 @@ from keras.src.backend.common.global_state import GLOBAL_STATE_TRACKER
 from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
 from carpool.adapters.keras.fit import Fit
 from carpool.adapters.keras.order import Ordered, Reordered, as_arrays, in_order
+from carpool.ambient import Ambient
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor, Supply
 
 _SLICE_S = 0.05
@@ -33,6 +34,7 @@ class OwnFit(Session):
         self._fit = fit
         self._turn, self._pause = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, name=f"carpool fit {fit.job.name}", daemon=True)
+        self._ambient = Ambient(fit.job.seed)
         self._enough_s = 0.0
         self._steps = 0
         self._logs: dict[str, float] | None = None
@@ -84,9 +86,10 @@ class OwnFit(Session):
         if not self._thread.is_alive() and not self._is_over:
             self._thread.start()
         self._steps, self._logs = 0, None
-        self._enough_s = time.perf_counter() + _SLICE_S
-        self._turn.release()
-        self._pause.acquire()
+        with self._ambient.inside(self._thread.ident):
+            self._enough_s = time.perf_counter() + _SLICE_S
+            self._turn.release()
+            self._pause.acquire()
         ends = chunk.rows if self._logs is not None else ()
         done = Chunk(chunk.rows, chunk.cursors, 1, self._steps, ends)
         stops = ends and self.wants_to_stop(0)  # who wants to stop is asked

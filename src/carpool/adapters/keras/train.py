@@ -11,7 +11,7 @@ from carpool.adapters.base import Adapter, Fuser, JobState, Prepared, Session, T
 from carpool.adapters.keras import saved
 from carpool.adapters.keras.backends import engine
 from carpool.adapters.keras.data import Arrays
-from carpool.adapters.keras.elsewhere import described, is_elsewhere, made, taken_home, wanted
+from carpool.adapters.keras.elsewhere import described, is_elsewhere, made, seeded, taken_home, wanted
 from carpool.adapters.keras.fit import Fit, is_model, read
 from carpool.adapters.keras.handed import held, write
 from carpool.adapters.keras.own import OwnFit
@@ -59,7 +59,8 @@ class KerasAdapter(Adapter):
         if is_elsewhere(job):
             return described(job)
         model = made(job)
-        fit = read(job, model, self._arrays)
+        with seeded(job):  # a model that is not built is built here
+            fit = read(job, model, self._arrays)
         self._refuse_shared(job, fit)
         fit.own = fit.own or self._engine.refusal(model)
         self._fits[job] = fit

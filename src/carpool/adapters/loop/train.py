@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from carpool.adapters.base import Adapter, JobState, MetricRow, Session, StepFailure, Ticket, Trained
-from carpool.adapters.loop.ambient import Ambient
+from carpool.ambient import Ambient
 from carpool.errors import DeviceError, StepError, failure, sentence, shown
 from carpool.job import Job
 from carpool.loop import OwnLoop

@@ -18,6 +18,7 @@ from carpool.adapters.tensorflow.optimizer import build_optimizer, slots
 from carpool.adapters.tensorflow.says import says
 from carpool.adapters.tensorflow.step import Objective, objective, own_step, packed, training_step
 from carpool.adapters.tensorflow.streams import Piped, Streamed
+from carpool.ambient import seeded
 from carpool.errors import CarpoolError, JobError, LossError, ModelError, OptimizerError, failure
 from carpool.job import Job
 
@@ -82,6 +83,14 @@ class Built:
 def build(job: Job, read: Read) -> Built:
     _check(job)
     data = read(job, job.data, "data")
+    validation = job.validation_data
+    held = read(job, validation, "validation_data") if validation is not None else None
+    with seeded(job.seed):
+        return _built(job, data, held)
+
+
+def _built(job: Job, data: Data, validation: Arrays | None) -> Built:
+    """The job's objects as after `tf.random.set_seed(seed)`."""
     model = build_model(job)
     strategy = mirrored.strategy_of(variables(model))
     names: list[str] = []
@@ -99,14 +108,12 @@ def build(job: Job, read: Read) -> Built:
     beside = (*own, *captured([probed], own))
     rest = [h for h in beside if not h.trainable and any(id(handle) in changed for handle in h.handles)]
     compute = objective(job, model, training=True)
-    validation = job.validation_data
-    held = read(job, validation, "validation_data") if validation is not None else None
     built = Built(
         job=job,
         model=model,
         optimizer=optimizer,
         data=data,
-        validation=held,
+        validation=validation,
         names=tuple(names),
         variables=own,
         others=(),
@@ -177,9 +184,13 @@ def _batch(data: Data, size: int | None) -> Any:
 
 
 def traced(job: Job, function: Callable[[Any, Any], Any], batch: Any) -> Any:
-    """A function of this job alone. Raises with the job's name, and with the remedy where it shares a `tf.function` with another."""
+    """A function of this job alone, its unseeded random operations seeded by the job.
+
+    Raises with the job's name, and with the remedy where it shares a `tf.function` with another.
+    """
     try:
-        return tf.function(function, autograph=False).get_concrete_function(batch, SEED)
+        with seeded(job.seed):
+            return tf.function(function, autograph=False).get_concrete_function(batch, SEED)
     except ValueError as error:
         if _SHARED_FUNCTION not in str(error):
             raise

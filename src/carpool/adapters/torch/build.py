@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
+from carpool import ambient
 from carpool.adapters.named import imported
 from carpool.adapters.torch.precision import computing_in
 from carpool.arguments import missing
@@ -150,7 +150,7 @@ def build_model(job: Job) -> nn.Module:
         made = imported(made)
     if not isinstance(made, nn.Module):
         _check_complete(job, "a function of nothing that makes a model", made)
-        with seeded(job.seed):
+        with ambient.seeded(job.seed):
             made = made()
     if not isinstance(made, nn.Module):
         raise ModelError(
@@ -162,25 +162,6 @@ def build_model(job: Job) -> nn.Module:
             )
         )
     return made
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Torch's generators seeded inside, and back as they were outside."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=devices):
-        reseed(seed)
-        yield
-
-
-def reseed(seed: int) -> None:
-    """What `torch.manual_seed` does, for the generators that exist.
-
-    While CUDA sleeps, torch's own function stores a stack trace for each call until it wakes: 1 ms and a leak.
-    """
-    torch.default_generator.manual_seed(seed & 0xFFFFFFFFFFFFFFFF)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(seed & 0xFFFFFFFFFFFFFFFF)
 
 
 def build_optimizer(

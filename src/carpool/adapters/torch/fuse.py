@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from carpool import recall
 from carpool.adapters.base import Fuser, Prepared
-from carpool.adapters.loop.ambient import Ambient
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Built
@@ -34,6 +33,7 @@ from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.template import template
 from carpool.adapters.torch.threads import Threads, chosen
 from carpool.adapters.torch.window import Window
+from carpool.ambient import Ambient
 from carpool.errors import failure
 from carpool.job import Job
 from carpool.kernels.convolve import gains

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from carpool import recall
-from carpool.adapters.loop.ambient import Ambient
 from carpool.adapters.torch.fuse import Known
 from carpool.adapters.torch.pace import pace_key
 from carpool.adapters.torch.precision import untouched
 from carpool.adapters.torch.streams import Streamed
+from carpool.ambient import Ambient
 from carpool.errors import failure
 from carpool.kernels.table import alone
 from carpool.planning.holds import LEAST_S, Hold

@@ -21,6 +21,7 @@ from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Arrays, Built, Step
 from carpool.adapters.torch.phases import combined
 from carpool.adapters.torch.work import Convolved
+from carpool.ambient import drawn, seeded
 from carpool.errors import CarpoolError, failure
 from carpool.kernels.recurrent import lent
 from carpool.kernels.refusal import Unstackable as Refused
@@ -66,6 +67,8 @@ class Probe:
     reach: Callable[[], frozenset[str]] = frozenset
     saved_bytes: int = 0
     random: bool = True
+    is_ambient: bool = True
+    """Whether the step draws from the process's generators, or may."""
     failure: str | None = None
     convolved: int = 0
     """Floating-point operations in convolutions, of a forward pass."""
@@ -88,8 +91,13 @@ def probe(built: Built, behaviour: Callable[[Built], Entries]) -> Probe:
         twin = replace(built, model=_twin(built.model))
         before = behaviour(twin)
         with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            shown = _probe(twin, fake, [_held(built, number) for number in range(len(built.phases))])
+            held = [_held(built, number) for number in range(len(built.phases))]
+            with seeded(built.seed), drawn() as generators:
+                shown = _probe(twin, fake, held)
         changed = _changed(before, behaviour(twin))
+        shown = replace(shown, is_ambient=bool(generators))
+        if generators:
+            return replace(shown, failure=f"its step draws from the global generator of {generators[0]!r}")
         return shown if changed is None else replace(shown, failure=f"its forward pass changes {changed!r}")
     except CarpoolError:
         raise

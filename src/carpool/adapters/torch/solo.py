@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
+from carpool import ambient
 from carpool.adapters.base import DeviceFull, JobState, MetricRow, Session, StepFailure, Ticket
 from carpool.adapters.torch.absorb import (
     absorb_into,
@@ -22,7 +23,7 @@ from carpool.adapters.torch.absorb import (
     slots_by_key,
 )
 from carpool.adapters.torch.batches import batches_of
-from carpool.adapters.torch.build import Arrays, Built, LivePhase, ManualStep, reseed, seeded
+from carpool.adapters.torch.build import Arrays, Built, LivePhase, ManualStep
 from carpool.adapters.torch.cadence import due_at
 from carpool.adapters.torch.clock import Receipt, Stream
 from carpool.adapters.torch.full import free, is_full
@@ -52,6 +53,7 @@ class SoloSession(Session):
         device: str,
         store: Store,
         random: bool = True,
+        ambient_too: bool = True,
         quick: bool = False,
     ) -> None:
         self._built, self._course, self._device = built, course, device
@@ -69,6 +71,7 @@ class SoloSession(Session):
         self._diverged = False
         self._mark = Mark(built)
         self._random = random
+        self._generators = None if ambient_too else ("torch",)
         quick = quick and can_quicken(built.model)
         self._quick = [phase.optimizer for phase in built.phases] if quick else []
         self._buffered = any(True for _ in built.model.buffers())
@@ -106,7 +109,7 @@ class SoloSession(Session):
             return _ticket(chunk, totals, 0, True)
         done, error, whole = 0, None, True
         with (
-            seeded(self._built.job.seed),
+            ambient.seeded(self._built.job.seed, self._generators),
             untouched(self._built.job.precision, self._kind),
             quickened(self._quick),
         ):
@@ -140,7 +143,7 @@ class SoloSession(Session):
         built, cursor = self._built, chunk.cursors[0]
         step, batch = cursor.step + ahead, cursor.batch + ahead
         inputs = self._batches.batch(cursor, ahead, chunk.size)
-        reseed(built.seed * 1_000_003 + step)  # for operators that are not keyed
+        ambient.reseed(built.seed * 1_000_003 + step, self._generators)  # for what is not keyed
         if built.manual is not None:
             return self._take_manually(built.manual, inputs, batch, step)
         due = due_at(built, chunk, 0, ahead)
@@ -244,7 +247,8 @@ class SoloSession(Session):
 
     def _evaluated(self, validation: Arrays) -> MetricRow:
         totals: dict[str, torch.Tensor] = {}
-        with torch.no_grad(), seeded(self._built.job.seed), evaluating(self._built.model):
+        seeded = ambient.seeded(self._built.job.seed)
+        with torch.no_grad(), seeded, evaluating(self._built.model):
             batches = _batches(validation, self._validation, self._course.batch_size)
             for number, (size, batch) in enumerate(batches):
                 with alone(self._built.seed, evaluation_step(self._steps, number)):

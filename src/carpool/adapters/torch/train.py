@@ -177,7 +177,13 @@ class TorchAdapter(Adapter):
             if reason is None:  # a stack of one: compiled, and captured on a GPU
                 return self._stacker.open_alone(job, device, alike)
         session = SoloSession(
-            known.built, known.course, device, self._store, known.probe.random, quick=not exact
+            known.built,
+            known.course,
+            device,
+            self._store,
+            known.probe.random,
+            known.probe.is_ambient,
+            quick=not exact,
         )
         session.note = f"not compiled: {reason}" if reason else ""
         return session
