@@ -281,7 +281,8 @@ def test_any_config_is_saved(tmp_path: Path):
 
 def test_a_metric_of_several_numbers_is_saved(tmp_path: Path):
     one(model=None, history={"f1": [np.array([0.1, 0.2], np.float32)]}).save(tmp_path)
-    assert carpool.load(tmp_path)[0].history["f1"][0].tolist() == np.array([0.1, 0.2], np.float32).tolist()
+    read: Any = carpool.load(tmp_path)[0].history["f1"][0]
+    assert read.tolist() == np.array([0.1, 0.2], np.float32).tolist()
 
 
 def test_a_job_whose_arrays_cannot_be_written_costs_the_others_nothing(tmp_path: Path):

@@ -45,7 +45,7 @@ class Arguments:
     ) -> int:
         """A whole number as a plain one."""
         found = _plain(value)
-        is_whole = isinstance(found, Integral) and not isinstance(found, bool)
+        is_whole = _is_a(found, Integral)
         if is_whole and (least is None or found >= least) and (most is None or found <= most):
             return int(found)
         expected = f"{name} that is a whole number" if least is None else f"{name} of at least {least}"
@@ -58,7 +58,7 @@ class Arguments:
     ) -> float:
         """A number that is not NaN, as a plain one."""
         found = _plain(value)
-        is_number = isinstance(found, Real) and not isinstance(found, bool) and not math.isnan(found)
+        is_number = _is_a(found, Real) and not math.isnan(found)
         if is_number and (above is None or found > above) and (least is None or found >= least):
             return found if isinstance(found, int | float) else float(found)
         expected = f"{name} above {above:g}" if above is not None else f"{name} of at least {least or 0:g}"
@@ -80,7 +80,7 @@ class Arguments:
         if value is None:
             return None
         found = _plain(value)
-        if isinstance(found, Real) and not isinstance(found, bool) and 0 < found <= 1:
+        if _is_a(found, Real) and 0 < found <= 1:
             return found if isinstance(found, int | float) else float(found)
         raise self.wrong(f"a {name} above 0 and up to 1", shown(value), remedy)
 
@@ -128,7 +128,7 @@ class Arguments:
     def place(self, value: Any, count: int, remedy: str) -> int:
         """A position among so many, from the end on where it is negative."""
         found = _plain(value)
-        if isinstance(found, bool) or not isinstance(found, Integral):
+        if not _is_a(found, Integral):
             raise TypeError(self.about + sentence("a position, a whole number", shown(value), remedy))
         if not -count <= found < count:
             raise IndexError(self.about + sentence(f"a position below {count}", shown(value), remedy))
@@ -173,6 +173,11 @@ def hinted(function: Callable[P, T]) -> Callable[P, T]:
         return function(*args, **kwargs)
 
     return called
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    """Whether it is such a number; a bool is none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _plain(value: Any) -> Any:

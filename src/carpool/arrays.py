@@ -120,7 +120,7 @@ def read(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
         with path.open("rb") as file:
             whole = file.read()
         (length,) = struct.unpack_from("<Q", whole)
-        header = json.loads(whole[8 : 8 + length]) if length <= _MOST_HEADER_BYTES else None
+        header = json.loads(whole[8 : 8 + length] if length <= _MOST_HEADER_BYTES else b"")
         told = header.pop("__metadata__", {})
         body = memoryview(whole)[8 + length :]
         arrays = {name: _array(entry, body) for name, entry in header.items()}

@@ -12,7 +12,7 @@ _FEW = 3
 
 
 def matched(
-    shapes: Mapping[str, tuple[int, ...]], arrays: Mapping[str, Array], numbered: bool = False
+    shapes: Mapping[str, tuple[int | None, ...]], arrays: Mapping[str, Array], numbered: bool = False
 ) -> dict[str, Array]:
     """The arrays under the object's names. Raises ModelError where names or shapes are others.
 

@@ -183,7 +183,7 @@ class Child:
 
 def _leashed(
     *words: str, pass_fds: Iterable[int] = (), **options: Any
-) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+) -> tuple[socket.socket, subprocess.Popen[Any]]:
     """A leash that was told this, and our end of its socket."""
     ours, theirs = socket.socketpair()
     try:

@@ -13,8 +13,9 @@ def children() -> set[str]:
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
-def gone(pid: int, within_s: float = 60.0) -> bool:
+def gone(pid: int | None, within_s: float = 60.0) -> bool:
     """Whether a process is gone, or a zombie that somebody else has to bury, within the time."""
+    assert pid is not None, "it never ran"
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         try:

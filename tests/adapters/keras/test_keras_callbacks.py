@@ -4,6 +4,7 @@
 # Keras declares models as None and numbers as text.
 
 import random
+from typing import Any
 
 import keras
 import keras_zoo as zoo
@@ -162,8 +163,14 @@ def test_weights_that_keras_puts_back_are_ranked_as_what_they_are(strategy, opti
     held = (x[:9], -5 * y[:9])  # what is learned makes it worse
     stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True, mode="min")
     model = zoo.sequential(rate=0.1)
-    arguments = {"epochs": 6, "shuffle": False, "batch_size": 8, "callbacks": [stop], **options}
-    result = zoo.ours([model], x, y, validation_data=held, strategy=strategy, **arguments)[0]
+    arguments: dict[str, Any] = {
+        "epochs": 6,
+        "shuffle": False,
+        "batch_size": 8,
+        "callbacks": [stop],
+        **options,
+    }
+    result: Any = zoo.ours([model], x, y, validation_data=held, strategy=strategy, **arguments)[0]
     assert result.epoch == stop.best_epoch - options.get("initial_epoch", 0)
     assert result.metric("val_loss") == pytest.approx(model.evaluate(*held, verbose=0)[0], rel=1e-5)
     assert result.metric("val_loss") == min(result.history["val_loss"])

@@ -98,4 +98,5 @@ def test_the_seed_of_no_step(seed: Any, step: Any):
 
 def test_a_step_may_be_a_number_of_tensorflows_or_numpys():
     wanted = step_seed(3, 2)
-    assert all(bool(tf.reduce_all(step_seed(3, step) == wanted)) for step in (np.int64(2), tf.constant(2)))
+    steps: list[Any] = [np.int64(2), tf.constant(2)]
+    assert all(bool(tf.reduce_all(step_seed(3, step) == wanted)) for step in steps)

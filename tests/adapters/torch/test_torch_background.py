@@ -21,6 +21,7 @@ import carpool
 from carpool.adapters.torch import compiler, program, programs
 from carpool.adapters.torch.compiler import Background
 from carpool.events import Event, GroupCompiled
+from patience import PATIENCE_S
 
 
 def net() -> nn.Module:
@@ -71,7 +72,11 @@ class Patient(Background):
     """Is through when it is first asked."""
 
     def poll(self) -> int | None:
-        return self._begin().wait()
+        self._begin()
+        while (code := super().poll()) is None:
+            assert self._child is not None
+            self._child.wait(PATIENCE_S)
+        return code
 
 
 class Stage:

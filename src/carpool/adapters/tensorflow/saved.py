@@ -19,7 +19,7 @@ def arrays_of(variables: Sequence[Held]) -> dict[str, Array]:
 def write(variables: Sequence[Held], arrays: Mapping[str, Array]) -> None:
     """Raises ModelError where names or shapes are others."""
     names = told_apart(held.name for held in variables)
-    shapes = {name: tuple(held.read().shape) for name, held in zip(names, variables, strict=True)}
+    shapes = {name: tuple(held.read().shape.as_list()) for name, held in zip(names, variables, strict=True)}
     found = matched(shapes, arrays, numbered=True)
     for name, held in zip(names, variables, strict=True):
         held.write(found[name].numpy())
@@ -29,5 +29,6 @@ def state_variables(optimizer: Any) -> tuple[Held, ...]:
     """What it keeps: Keras' by place, those of TensorFlow's own by name."""
     if is_keras(optimizer):
         return slots(optimizer)
-    told = getattr(optimizer, "variables", ())
-    return of_variables((one.name, one) for one in (told() if callable(told) else told))
+    held = getattr(optimizer, "variables", ())
+    variables: Any = held() if callable(held) else held
+    return of_variables((one.name, one) for one in variables)

@@ -63,8 +63,9 @@ def _rounds(node: Node) -> bool:
 def _type(node: Node) -> str:
     """The name of the floating type of what a node makes; "" for anything else."""
     value = node.meta.get("val")
-    is_floating = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-    return _named(value.dtype) if is_floating else ""
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return ""
+    return _named(value.dtype)
 
 
 def _named(dtype: torch.dtype) -> str:

@@ -90,10 +90,10 @@ def probe(built: Built, behaviour: Callable[[Built], Entries]) -> Probe:
     try:
         twin = replace(built, model=_twin(built.model))
         before = behaviour(twin)
-        with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        with seeded(built.seed), drawn() as generators, torch.enable_grad(), fakes as fake:
             held = [_held(built, number) for number in range(len(built.phases))]
-            with seeded(built.seed), drawn() as generators:
-                shown = _probe(twin, fake, held)
+            shown = _probe(twin, fake, held)
         changed = _changed(before, behaviour(twin))
         shown = replace(shown, is_ambient=bool(generators))
         if generators:
