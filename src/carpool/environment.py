@@ -16,6 +16,7 @@ import pynvml
 
 from carpool.memory import device
 from carpool.memory.enforce import Begun, begun
+from carpool.processor import cores
 
 FRAMEWORKS = ("torch", "jax", "keras", "tensorflow")
 _PREFIXES = ("CUDA_", "OMP_", "XLA_", "TF_", "PYTORCH_", "TORCH")
@@ -124,15 +125,6 @@ def load() -> float | None:
         return os.getloadavg()[0]
     except (OSError, AttributeError):
         return None
-
-
-def cores() -> int:
-    """How many processors this process may use."""
-    if hasattr(
-        os, "sched_getaffinity"
-    ):  # what this process may use, which is less than the machine in a container
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _compiler() -> str | None:
