@@ -93,9 +93,9 @@ class _Assembly:
         self._traced, self._trains = traced, trains
         self._real: Type = TYPES[recipe.layout.dtype]
 
-    def step(self, turned: Mapping[str, Any] | None = None) -> steps.Step:
+    def step(self, turned: frozenset[str] = frozenset()) -> steps.Step:
         self._builder = Builder()
-        self._turned = turned or {}
+        self._turned = turned
         self._made = steps.Step(self._real, self._size, trains=self._trains, spans=len(self._recipe.layout.spans))
         values = {name: self._input(name) for name in self._traced.inputs}
         placeholders = [node.name for node in self._traced.graph.nodes if node.op == "placeholder"]

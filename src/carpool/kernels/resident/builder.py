@@ -110,7 +110,8 @@ class Builder:
         """Stores a value that several use, if it is dear to compute; or that has become long."""
         operations = [expr for expr in nodes(value.expr) if isinstance(expr, Op)]
         dear = any(expr.name in _DEAR for expr in operations)
-        if (users > 1 and (dear or len(operations) > 3)) or len(operations) > _MOST:
+        again = users > 1 and operations and (dear or value.type in ("f4", "f8") or len(operations) > 3)
+        if again or len(operations) > _MOST:
             self.stored(value)
 
     # Views

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from carpool.kernels.resident.loops import (
     SIZES,
@@ -76,22 +77,22 @@ class Lanes:
 class Scope:
     """Expressions printed as constants of C, each once, in a block where the loops' indices have these names."""
 
-    def __init__(self, text: Text, indices: Sequence[str], lanes: Lanes, outer: Scope | None = None) -> None:
-        self.text, self.indices, self.lanes = text, list(indices), lanes
-        self._names: dict[str, str] = dict(outer._names) if outer else {}
-        self._done: dict[int, str] = dict(outer._done) if outer else {}
-        self._count = outer._count + 1000 if outer else 0
+    def __init__(self, text: Text, indices: Sequence[str], lanes: Lanes, prefix: str = "x") -> None:
+        self.text, self.indices, self.lanes, self._prefix = text, list(indices), lanes, prefix
+        self._names: dict[str, str] = {}
+        self._done: dict[int, tuple[Expr, str]] = {}  # with the expression: an id is good while it lives
+        self._count = 0
 
     def value(self, expr: Expr, accumulated: str = "") -> str:
         """The name or text of an element's value."""
         if id(expr) not in self._done:
-            self._done[id(expr)] = self._printed(expr, accumulated)
-        return self._done[id(expr)]
+            self._done[id(expr)] = (expr, self._printed(expr, accumulated))
+        return self._done[id(expr)][1]
 
     def named(self, type: str, text: str) -> str:
         if text not in self._names:
             self._count += 1
-            name = f"x{self._count}"
+            name = f"{self._prefix}{self._count}"
             self.text.add(f"const {type} {name} = {text};")
             self._names[text] = name
         return self._names[text]
@@ -104,6 +105,8 @@ class Scope:
     def _printed(self, expr: Expr, accumulated: str) -> str:
         if isinstance(expr, Acc):
             return accumulated
+        if isinstance(expr, Once):
+            return self.named(f"v{expr.type}", f"bc_{expr.type}({expr.name})") if self.lanes.is_vector else expr.name
         if isinstance(expr, Const):
             return self._constant(expr)
         if isinstance(expr, Load | Gather):
@@ -155,6 +158,8 @@ class Scope:
         vector = self.lanes.is_vector
         if name == "cast":
             return self._cast(args[0], own, expr.type)
+        if name == "where" and isinstance(expr.args[0], Once):
+            return f"{expr.args[0].name} ? {args[1]} : {args[2]}"
         if name == "where":
             return f"sel_v{expr.type}({', '.join(args)})" if vector else f"{args[0]} ? {args[1]} : {args[2]}"
         if name == "not":
@@ -226,6 +231,88 @@ def literal(expr: Const) -> str:
     return f"{int(value)}" if abs(int(value)) < 1 << 31 else f"INT64_C({int(value)})"
 
 
+@dataclass(frozen=True, eq=False)
+class Once(Expr):
+    """What is the same for all elements of a loop: computed before it, under this name."""
+
+    name: str
+
+
+class _Hoist:
+    """Takes what is the same for all elements out of a statement's expressions."""
+
+    def __init__(self) -> None:
+        self._fixed: dict[int, tuple[Expr, bool]] = {}
+        self._known: dict[str, Once] = {}
+        self.found: list[tuple[Once, Expr]] = []
+
+    def outs(self, outs: Sequence[Out], inner: Sequence[Expr] = ()) -> tuple[tuple[Out, ...], list[Expr]]:
+        memo: dict[int, Expr] = {}
+        return (
+            tuple(Out(out.place, self.taken(out.value, memo)) for out in outs),
+            [self.taken(expr, memo) for expr in inner],
+        )
+
+    def taken(self, expr: Expr, memo: dict[int, Expr]) -> Expr:
+        """The expression without what is fixed in it. A division by what is fixed is a product with its inverse."""
+        if id(expr) not in memo:
+            memo[id(expr)] = self._taken(expr, memo)
+        return memo[id(expr)]
+
+    def _taken(self, expr: Expr, memo: dict[int, Expr]) -> Expr:
+        if self._is_fixed(expr):
+            return expr if isinstance(expr, Const) else self._once(expr)
+        if isinstance(expr, Gather):
+            return expr
+        if not isinstance(expr, Op):
+            return expr
+        left = [self.taken(arg, memo) for arg in expr.args]
+        divides = expr.name == "div" and expr.type in ("f4", "f8") and self._is_fixed(expr.args[1])
+        if divides:
+            inverse = Op(expr.type, "div", (Const(expr.type, 1.0), expr.args[1]))
+            return Op(expr.type, "mul", (left[0], self._once(inverse)))
+        return replace(expr, args=tuple(left))
+
+    def _is_fixed(self, expr: Expr) -> bool:
+        if id(expr) not in self._fixed:
+            if isinstance(expr, Op):
+                found = all(map(self._is_fixed, expr.args))
+            elif isinstance(expr, Load):
+                found = not any(expr.place.strides)
+            else:
+                found = isinstance(expr, Const | Once)
+            self._fixed[id(expr)] = (expr, found)
+        return self._fixed[id(expr)][1]
+
+    def _once(self, expr: Expr) -> Once:
+        key = _key(expr)
+        if key not in self._known:
+            self._known[key] = Once(expr.type, f"once{len(self._known)}")
+            self.found.append((self._known[key], expr))
+        return self._known[key]
+
+
+def _key(expr: Expr) -> str:
+    """The same text for expressions that compute the same."""
+    if isinstance(expr, Op):
+        return f"{expr.name}:{expr.type}({','.join(map(_key, expr.args))})"
+    if isinstance(expr, Load):
+        return f"{expr.place.array.name}+{expr.place.offset}"
+    return f"{expr.type}:{getattr(expr, 'value', '')}"
+
+
+def hoisted(statement: Statement) -> tuple[Statement, list[tuple[Once, Expr]]]:
+    """The statement without what is the same for all its elements, and that."""
+    hoist = _Hoist()
+    if isinstance(statement, Map | Product):
+        outs, _ = hoist.outs(statement.outs)
+        return replace(statement, outs=outs), hoist.found
+    if isinstance(statement, Reduce):
+        outs, [value] = hoist.outs(statement.outs, [statement.value])
+        return replace(statement, outs=outs, value=value), hoist.found
+    return statement, []
+
+
 class Printer:
     """Prints statements for weights of one type."""
 
@@ -236,6 +323,13 @@ class Printer:
     def function(self, name: str, statement: Statement) -> str:
         """A statement as a function of C."""
         text = Text()
+        if prod(getattr(statement, "space", ())) > 1:
+            statement, found = hoisted(statement)
+            scope = Scope(text, [], Lanes(0, self.lanes), "fixed")
+            for once, expr in found:
+                bare = moved(expr, lambda offset, _: (offset, ()))
+                kind = "int" if once.type == "u1" else once.type
+                text.add(f"const {kind} {once.name} = {scope.value(bare)};")
         print_ = {
             Map: self._map, Reduce: self._reduce, Product: self._product, Scatter: self._scatter, Draw: self._draw,
         }[type(statement)]  # fmt: skip
@@ -282,19 +376,19 @@ class Printer:
             text.end()
 
     def _by_lanes(
-        self, text: Text, names: list[str], size: int, body: Callable[[Scope], object], outer: Scope | None = None
+        self, text: Text, names: list[str], size: int, body: Callable[[Scope], object]
     ) -> None:
         """Vector after vector along the innermost index, then what is left."""
         whole, rest = size - size % self.lanes, size % self.lanes
         if whole:
             text.begin(f"for (i8 j = 0; j < {whole}; j += V)")
-            body(Scope(text, [*names, "j"], Lanes(self.lanes, self.lanes), outer))
+            body(Scope(text, [*names, "j"], Lanes(self.lanes, self.lanes)))
             text.end()
         if rest:
             text.begin("")
             if whole:
                 text.add(f"const i8 j = {whole};")
-            body(Scope(text, [*names, "j" if whole else "0"], Lanes(rest, self.lanes), outer))
+            body(Scope(text, [*names, "j" if whole else "0"], Lanes(rest, self.lanes)))
             text.end()
 
     # Reductions
@@ -487,14 +581,13 @@ class Printer:
         for one in statement.along:
             where += f" + {one.stride} * {scope._index(one)}"
         type = statement.place.array.type
-        name = scope.named(f"{type} *", f"{where}") if False else where
         value = scope.value(total)
         if not scope.lanes.is_vector:
-            scope.text.add(f"*({name}) = {value};")
+            scope.text.add(f"*({where}) = {value};")
         elif scope.lanes.count == scope.lanes.whole:
-            scope.text.add(f"st_{type}({name}, {value});")
+            scope.text.add(f"st_{type}({where}, {value});")
         else:
-            scope.text.add(f"stp_{type}({name}, {value}, {scope.lanes.count});")
+            scope.text.add(f"stp_{type}({where}, {value}, {scope.lanes.count});")
 
     def _draw(self, text: Text, statement: Statement) -> None:
         assert isinstance(statement, Draw)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from carpool.kernels.resident.builder import Builder
 from carpool.kernels.resident.c import Printer, memory
@@ -15,7 +16,7 @@ from carpool.kernels.resident.loops import (
     Out,
     Place,
     Product,
-    Shape,
+    Reduce,
     Statement,
     Type,
     contiguous,
@@ -171,41 +172,108 @@ def _settled(body: list[Statement], commit: list[Statement]) -> tuple[list[State
 
 
 def _turn(step: Step) -> None:
-    """A leaf that products read in two ways lies in memory both ways, and updates write both."""
-    twins = _twins(step)
+    """Every product finds its right operand side by side: in a twin of a kept matrix, or in a copy made for it."""
     builder = Builder()
+    twins: dict[Array, Array] = {}
     count = 0
-    for part in ("body", "commit", "when_due", "when_not"):
+    for part in _PARTS:
         made: list[Statement] = []
         for statement in getattr(step, part):
-            if isinstance(statement, Product):
-                way = oriented(statement)
-                if way is None and (twin := twins.get(_key(statement.right))) is not None:
-                    statement = replace(statement, right=twin)
-                    way = oriented(statement)
-                if way is None:
-                    space = (*statement.batch, statement.depth, statement.columns)
+            if isinstance(statement, Product) and oriented(statement) is None:
+                array = statement.right.array
+                if _is_matrix(statement) and (home := _home(step, array)) is not None:
+                    if array not in twins:
+                        shape = (statement.depth, statement.columns)
+                        twins[array] = replace(array, name=f"{array.name}_twin", shape=shape)
+                        step.homes.append(
+                            replace(home, array=twins[array], is_stored=False, is_turned=not home.is_turned)
+                        )
+                    strides = (*[0] * len(statement.batch), statement.columns, 1)
+                    statement = replace(statement, right=Place(twins[array], 0, strides))
+                else:
                     count += 1
-                    array = builder.array(statement.right.array.type, space, f"turned{part}{count}")
-                    made.append(Map(space, (Out(whole(array), Load(array.type, statement.right)),)))
-                    way = oriented(replace(statement, right=whole(array)))
-                assert way is not None
-                statement = way
+                    space = (*statement.batch, statement.depth, statement.columns)
+                    copy = builder.array(array.type, space, f"turned{count}")
+                    made.append(Map(space, (Out(whole(copy), Load(copy.type, statement.right)),)))
+                    statement = replace(statement, right=whole(copy))
             made.append(statement)
         setattr(step, part, made)
+    for part in _PARTS:
+        setattr(step, part, [_final(statement, twins) for statement in getattr(step, part)])
 
 
-def _key(place: Place) -> tuple[Array, int, Shape]:
-    return (place.array, place.offset, place.strides)
+_PARTS = ("body", "commit", "when_due", "when_not")
 
 
-def _twins(step: Step) -> dict[tuple[Array, int, Shape], Place]:
-    return {}
+def _final(statement: Statement, twins: Mapping[Array, Array]) -> Statement:
+    """With twins written beside what they are twins of, and products the way round that suits them."""
+    if isinstance(statement, Map | Product | Reduce):
+        outs = [*statement.outs]
+        for out in statement.outs:
+            if (twin := twins.get(out.place.array)) is not None:
+                outs.append(Out(_in_twin(out.place, twin), out.value))
+        statement = replace(statement, outs=tuple(outs))
+    if isinstance(statement, Product):
+        way = oriented(statement)
+        assert way is not None
+        return way
+    return statement
 
 
-def turned(step: Step) -> dict[str, bool]:
-    """The matrices that products only read the other way round."""
-    return {}
+def _in_twin(place: Place, twin: Array) -> Place:
+    """The same elements in the transposed matrix."""
+    columns, rows = twin.shape
+    assert place.offset == 0
+
+    def turned(stride: int) -> int:
+        return stride // columns + stride % columns * rows
+
+    return Place(twin, 0, tuple(turned(stride) for stride in place.strides))
+
+
+def _is_matrix(product: Product) -> bool:
+    """Whether its right operand is all of a matrix, column after column."""
+    right = product.right
+    return (
+        prod(product.batch) == 1
+        and right.offset == 0
+        and right.strides[-2:] == (1, product.depth)
+        and right.array.size == product.depth * product.columns
+        and right.array.kept
+    )
+
+
+def _home(step: Step, array: Array) -> Home | None:
+    return next((home for home in step.homes if home.array == array), None)
+
+
+def turned(step: Step) -> frozenset[str]:
+    """The kept matrices that lie better the other way round: products read them so, or mostly do."""
+    wants: dict[str, set[bool]] = {}
+    sizes: dict[str, tuple[int, int]] = {}
+    for statement in merged([*step.body, *step.commit, *step.when_due, *step.when_not], _shown(step)):
+        if not isinstance(statement, Product):
+            continue
+        if _is_matrix(statement) and oriented(statement) is None:
+            wants.setdefault(statement.right.array.name, set()).add(True)
+            sizes[statement.right.array.name] = (statement.columns, statement.depth)
+        elif (way := oriented(statement)) is not None and way.right.array.kept:
+            wants.setdefault(way.right.array.name, set()).add(False)
+    return frozenset(
+        name
+        for name, ways in wants.items()
+        if True in ways and (len(ways) == 1 or _waste(sizes[name][0], step) < _waste(sizes[name][1], step))
+    )
+
+
+def _waste(size: int, step: Step) -> float:
+    """How many lanes a row of this size takes, beside how many it needs."""
+    lanes = 32 // SIZES[step.real]
+    return -(-size // lanes) * lanes / size
+
+
+def _shown(step: Step) -> set[Array]:
+    return set() if step.shown is None else {step.shown}
 
 
 _TENSORS = """\
