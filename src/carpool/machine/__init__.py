@@ -125,10 +125,15 @@ class _Desk:
                 answer, is_new = self._asked.setdefault(key, Future()), True
                 answer.set_running_or_notify_cancel()  # others wait for it too: nobody may cancel it
             self._asked.move_to_end(key)
-            old = [other for other, future in self._asked.items() if future.done()]
-            for other in old[: max(0, len(self._asked) - _REMEMBERED)]:
-                del self._asked[other]
+            self._forget_old()
         return answer, is_new
+
+    def _forget_old(self) -> None:
+        """But nothing that is under way."""
+        many = len(self._asked) - _REMEMBERED
+        if many > 0:
+            for key in [key for key, answer in self._asked.items() if answer.done()][:many]:
+                del self._asked[key]
 
     def _answer(self, key: _Key, answer: Future[Made]) -> None:
         """Compiles. An interruption is nobody's failure: whoever asks next begins again."""
@@ -139,7 +144,8 @@ class _Desk:
         except NoMachineCode as error:
             answer.set_exception(error)
         except Exception as error:
-            answer.set_exception(NoMachineCode(f"the program cannot be compiled here ({described(error)})"))
+            why = f"a program cannot be compiled ({described(error)})"
+            answer.set_exception(NoMachineCode(f"{why}: make room in the temporary folder, or set TMPDIR"))
         except BaseException:
             with self._lock:
                 self._asked.pop(key, None)
