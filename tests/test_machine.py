@@ -1,4 +1,4 @@
-"""Machine code of C source: whichever compiler there is, however it fails, and whatever happened to what was kept."""
+"""Machine code of C source: by any compiler, however it fails, and whatever happened to what was kept."""
 
 from __future__ import annotations
 
@@ -161,8 +161,18 @@ def test_a_program_may_use_threads_vectors_and_mathematics():
     #include <math.h>
     #include <pthread.h>
     typedef float lanes __attribute__((vector_size(32)));
-    static void *run(void *at) { lanes two = {2, 2, 2, 2, 2, 2, 2, 2}; *(double *)at = two[7] * cos(0.0); return 0; }
-    double both(void) { pthread_t one; double got = 0; pthread_create(&one, 0, run, &got); pthread_join(one, 0); return got; }
+    static void *run(void *at) {
+        lanes two = {2, 2, 2, 2, 2, 2, 2, 2};
+        *(double *)at = two[7] * cos(0.0);
+        return 0;
+    }
+    double both(void) {
+        pthread_t one;
+        double got = 0;
+        pthread_create(&one, 0, run, &got);
+        pthread_join(one, 0);
+        return got;
+    }
     """
     both = machine.made(source).library.both
     both.restype = ctypes.c_double

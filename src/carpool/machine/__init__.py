@@ -1,7 +1,8 @@
-"""Machine code of C source, by the machine's own compiler: made once, then read from disk, and from memory in one process.
+"""Machine code of C source, by the machine's own compiler: made once, then read from disk or from memory.
 
-`compilers.py` knows the compilers, `kept.py` the files. Where there is no machine code, NoMachineCode says why and what to do; whoever asks goes
-on without. A failure is remembered as a library is: one process does not try the same source twice.
+`compilers.py` knows the compilers, `kept.py` the files. Where there is no machine code, NoMachineCode says why
+and what to do; whoever asks goes on without. A failure is remembered as a library is: one process does not try
+the same source twice.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ _Key = tuple[str, str | None, str | None]
 
 @dataclass(frozen=True)
 class Made:
-    """A loaded library, whose functions run without Python's lock. `seconds` is what compiling took: 0 where nothing was compiled."""
+    """A loaded library, whose functions run without Python's lock.
+
+    `seconds` is what compiling took: 0 where nothing was compiled.
+    """
 
     library: ctypes.CDLL
     seconds: float
@@ -56,7 +60,7 @@ def made(source: str) -> Made:
 
 
 def begin(source: str) -> Future[Made]:
-    """The library of a source, or NoMachineCode, in a while: it is compiled in a thread. It never raises itself."""
+    """The library of a source, or NoMachineCode, in a while: a thread compiles it. It never raises itself."""
     return _desk(os.getpid()).begin(source)
 
 
@@ -202,7 +206,7 @@ class _Desk:
 
 
 def _load(name: str, file: Path, by: Compiler) -> ctypes.CDLL:
-    """From the cache's folder; from the other where nothing is kept, or where nothing may run from the first."""
+    """From the cache's folder; from the temporary one where nothing is kept, or nothing may run from it."""
     stays = kept.keep(name, file.read_bytes())
     try:
         if stays is not None:

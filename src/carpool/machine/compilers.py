@@ -37,8 +37,8 @@ _NAMES = ("cc", "gcc", "clang")
 _MOST_SAID = 200  # characters of what a compiler prints
 _MOST_READ = 1 << 16
 
-# All that x86-64-v3 is beyond the oldest x86-64, in Linux' words and in the compilers'. GCC has that name since 11 alone; these flags are
-# older, and give the same code.
+# What x86-64-v3 has beyond the oldest x86-64, in Linux' words and in the compilers'. GCC knows that name
+# since version 11; these flags are older, and give the same code.
 _V3 = {
     "avx": "-mavx",
     "avx2": "-mavx2",
@@ -49,7 +49,7 @@ _V3 = {
     "abm": "-mlzcnt",
     "movbe": "-mmovbe",
 }
-# What these variables ask for would be written, or change what is computed, without being part of a program's name on disk.
+# These variables have files written, or flags changed, of which a program's name on disk does not tell.
 _UNWANTED = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "CCC_OVERRIDE_OPTIONS")
 
 
@@ -104,9 +104,9 @@ def _zig_target(target: Processor) -> tuple[str, ...]:
 
 
 def find() -> Compiler | str:
-    """The first that answers: `$CC`, `cc`, `gcc`, `clang`, the package ziglang. Where none does, why, and what to do.
+    """`$CC` where it is set; otherwise the first that answers of `cc`, `gcc`, `clang` and the package ziglang.
 
-    It is looked for once, and again where `$CC` or `$PATH` has changed.
+    Where none does, why, and what to do. It is looked for once, and again where `$CC` or `$PATH` has changed.
     """
     return _found(os.environ.get("CC", ""), os.environ.get("PATH"), os.getpid())
 
@@ -173,9 +173,8 @@ def compile_in(folder: Path, source: str, by: Compiler, flags: tuple[str, ...]) 
 def unloadable(by: Compiler, error: OSError) -> NoMachineCode:
     """What a compiler made is no library for this process."""
     why = f"what {by.name} made cannot be loaded ({_short(str(error))})"
-    return NoMachineCode(
-        f"{why}: set CC to a compiler for this machine, or CARPOOL_CACHE to a folder from which programs may run"
-    )
+    elsewhere = "CARPOOL_CACHE to a folder from which programs may run"
+    return NoMachineCode(f"{why}: set CC to a compiler for this machine, or {elsewhere}")
 
 
 def _environment(folder: Path, command: tuple[str, ...]) -> Mapping[str, str]:
