@@ -214,8 +214,10 @@ def test_nothing_is_raised_where_no_thread_can_be_started(monkeypatch: pytest.Mo
     def refuses(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refuses)
-    assert "no thread can be started" in str(machine.begin(SOURCE).exception(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuses)
+        assert "no thread can be started" in str(machine.begin(SOURCE).exception(0))
+    assert machine.made(SOURCE).library.answer() == 42
 
 
 # Which compiler

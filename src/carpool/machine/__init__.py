@@ -1,8 +1,8 @@
 """Machine code of C source, by the machine's own compiler: made once, then read from disk or from memory.
 
-`compilers.py` knows the compilers, `kept.py` the files. Where there is no machine code, NoMachineCode says why
-and what to do; whoever asks goes on without. A failure is remembered as a library is: one process does not try
-the same source twice.
+`compilers.py` knows the compilers, `kept.py` the files. Where there is no machine code, NoMachineCode says
+why and what to do; whoever asks goes on without. A failure is remembered as a library is: one process does not
+try the same source twice.
 """
 
 from __future__ import annotations
@@ -179,11 +179,20 @@ class _Desk:
         try:
             threading.Thread(target=self._work, name="carpool-machine", daemon=True).start()
         except RuntimeError as error:  # no thread can be started any more
-            with self._lock:
-                self._threads -= 1
-                left, self._waiting = self._waiting, deque()
-            for _, answer in left:
-                answer.set_exception(NoMachineCode(f"no thread can be started to compile in ({error})"))
+            self._give_up(f"no thread can be started to compile in ({error}): end some, or raise ulimit -u")
+
+    def _give_up(self, why: str) -> None:
+        """What waits fails, unless a thread is left that will come to it; whoever asks again begins again."""
+        with self._lock:
+            self._threads -= 1
+            if self._threads:
+                return
+            left = list(self._waiting)
+            self._waiting.clear()
+            for key, _ in left:
+                self._asked.pop(key, None)
+        for _, answer in left:
+            answer.set_exception(NoMachineCode(why))
 
     def _work(self) -> None:
         while True:

@@ -104,7 +104,7 @@ def _zig_target(target: Processor) -> tuple[str, ...]:
 
 
 def find() -> Compiler | str:
-    """`$CC` where it is set; otherwise the first that answers of `cc`, `gcc`, `clang` and the package ziglang.
+    """`$CC` where it is set; otherwise the first of `cc`, `gcc`, `clang` and ziglang that answers.
 
     Where none does, why, and what to do. It is looked for once, and again where `$CC` or `$PATH` has changed.
     """

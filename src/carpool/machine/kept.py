@@ -1,8 +1,8 @@
 """Compiled programs kept on disk from run to run, in the folder `machine` of carpool's cache.
 
 A file's name is the key of its program and a hash of key and content: one that was cut, or exchanged for
-another, does not have its own name. It appears under that name whole, and is never written again: a process that
-has loaded it keeps what it loaded, whoever removes the file.
+another, does not have its own name. It appears under that name whole, and is never written again: a process
+that has loaded it keeps what it loaded, whoever removes the file.
 """
 
 from __future__ import annotations
