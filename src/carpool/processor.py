@@ -12,7 +12,10 @@ _LISTED = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True)
 class Processor:
-    """One kind: `x86_64` or `arm64` or another; `flags` are Linux' names of what it can, none where the system does not tell."""
+    """One kind: `x86_64` or `arm64` or another.
+
+    `flags` are Linux' names of what it can; none where the system does not tell.
+    """
 
     kind: str
     model: str = ""

@@ -1,7 +1,8 @@
-"""Machine code of C source, by the machine's own compiler: made once, then read from disk, and from memory in one process.
+"""Machine code of C source, by the machine's own compiler: made once, then read from disk or from memory.
 
-`compilers.py` knows the compilers, `kept.py` the files. Where there is no machine code, NoMachineCode says why and what to do; whoever asks goes
-on without. A failure is remembered as a library is: one process does not try the same source twice.
+`compilers.py` knows the compilers, `kept.py` the files. Where there is no machine code, NoMachineCode says
+why and what to do; whoever asks goes on without. A failure is remembered as a library is: one process does not
+try the same source twice.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ _Key = tuple[str, str | None, str | None]
 
 @dataclass(frozen=True)
 class Made:
-    """A loaded library, whose functions run without Python's lock. `seconds` is what compiling took: 0 where nothing was compiled."""
+    """A loaded library, whose functions run without Python's lock.
+
+    `seconds` is what compiling took: 0 where nothing was compiled.
+    """
 
     library: ctypes.CDLL
     seconds: float
@@ -56,7 +60,7 @@ def made(source: str) -> Made:
 
 
 def begin(source: str) -> Future[Made]:
-    """The library of a source, or NoMachineCode, in a while: it is compiled in a thread. It never raises itself."""
+    """The library of a source, or NoMachineCode, in a while: a thread compiles it. It never raises itself."""
     return _desk(os.getpid()).begin(source)
 
 
@@ -125,10 +129,15 @@ class _Desk:
                 answer, is_new = self._asked.setdefault(key, Future()), True
                 answer.set_running_or_notify_cancel()  # others wait for it too: nobody may cancel it
             self._asked.move_to_end(key)
-            old = [other for other, future in self._asked.items() if future.done()]
-            for other in old[: max(0, len(self._asked) - _REMEMBERED)]:
-                del self._asked[other]
+            self._forget_old()
         return answer, is_new
+
+    def _forget_old(self) -> None:
+        """But nothing that is under way."""
+        many = len(self._asked) - _REMEMBERED
+        if many > 0:
+            for key in [key for key, answer in self._asked.items() if answer.done()][:many]:
+                del self._asked[key]
 
     def _answer(self, key: _Key, answer: Future[Made]) -> None:
         """Compiles. An interruption is nobody's failure: whoever asks next begins again."""
@@ -139,7 +148,8 @@ class _Desk:
         except NoMachineCode as error:
             answer.set_exception(error)
         except Exception as error:
-            answer.set_exception(NoMachineCode(f"the program cannot be compiled here ({described(error)})"))
+            why = f"a program cannot be compiled ({described(error)})"
+            answer.set_exception(NoMachineCode(f"{why}: make room in the temporary folder, or set TMPDIR"))
         except BaseException:
             with self._lock:
                 self._asked.pop(key, None)
@@ -169,11 +179,20 @@ class _Desk:
         try:
             threading.Thread(target=self._work, name="carpool-machine", daemon=True).start()
         except RuntimeError as error:  # no thread can be started any more
-            with self._lock:
-                self._threads -= 1
-                left, self._waiting = self._waiting, deque()
-            for _, answer in left:
-                answer.set_exception(NoMachineCode(f"no thread can be started to compile in ({error})"))
+            self._give_up(f"no thread can be started to compile in ({error}): end some, or raise ulimit -u")
+
+    def _give_up(self, why: str) -> None:
+        """What waits fails, unless a thread is left that will come to it; whoever asks again begins again."""
+        with self._lock:
+            self._threads -= 1
+            if self._threads:
+                return
+            left = list(self._waiting)
+            self._waiting.clear()
+            for key, _ in left:
+                self._asked.pop(key, None)
+        for _, answer in left:
+            answer.set_exception(NoMachineCode(why))
 
     def _work(self) -> None:
         while True:
@@ -196,7 +215,7 @@ class _Desk:
 
 
 def _load(name: str, file: Path, by: Compiler) -> ctypes.CDLL:
-    """From the cache's folder; from the other where nothing is kept, or where nothing may run from the first."""
+    """From the cache's folder; from the temporary one where nothing is kept, or nothing may run from it."""
     stays = kept.keep(name, file.read_bytes())
     try:
         if stays is not None:

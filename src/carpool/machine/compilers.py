@@ -37,8 +37,8 @@ _NAMES = ("cc", "gcc", "clang")
 _MOST_SAID = 200  # characters of what a compiler prints
 _MOST_READ = 1 << 16
 
-# All that x86-64-v3 is beyond the oldest x86-64, in Linux' words and in the compilers'. GCC has that name since 11 alone; these flags are
-# older, and give the same code.
+# What x86-64-v3 has beyond the oldest x86-64, in Linux' words and in the compilers'. GCC knows that name
+# since version 11; these flags are older, and give the same code.
 _V3 = {
     "avx": "-mavx",
     "avx2": "-mavx2",
@@ -49,7 +49,7 @@ _V3 = {
     "abm": "-mlzcnt",
     "movbe": "-mmovbe",
 }
-# What these variables ask for would be written, or change what is computed, without being part of a program's name on disk.
+# These variables have files written, or flags changed, of which a program's name on disk does not tell.
 _UNWANTED = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "CCC_OVERRIDE_OPTIONS")
 
 
@@ -66,13 +66,22 @@ class Compiler:
     origin: str
 
     @property
+    def name(self) -> str:
+        """As it calls itself."""
+        return self.version or self.origin
+
+    @property
     def is_zig(self) -> bool:
         """Zig's own: flags for processors are spelt in another way."""
-        return any(Path(word).name in ("zig", "ziglang") for word in self.command)
+        return _is_zig(self.command)
 
     def flags(self, target: Processor) -> tuple[str, ...]:
         """What is asked of it for programs that run on this processor."""
         return (*OPTIMISE, *(_zig_target(target) if self.is_zig else _target(target)), *_LIBRARY)
+
+
+def _is_zig(command: tuple[str, ...]) -> bool:
+    return any(Path(word).name in ("zig", "ziglang") for word in command)
 
 
 def has_v3(target: Processor) -> bool:
@@ -95,9 +104,9 @@ def _zig_target(target: Processor) -> tuple[str, ...]:
 
 
 def find() -> Compiler | str:
-    """The first that answers: `$CC`, `cc`, `gcc`, `clang`, the package ziglang. Where none does, why, and what to do.
+    """`$CC` where it is set; otherwise the first of `cc`, `gcc`, `clang` and ziglang that answers.
 
-    It is looked for once, and again where `$CC` or `$PATH` has changed.
+    Where none does, why, and what to do. It is looked for once, and again where `$CC` or `$PATH` has changed.
     """
     return _found(os.environ.get("CC", ""), os.environ.get("PATH"), os.getpid())
 
@@ -138,7 +147,7 @@ def _asked(command: tuple[str, ...], origin: str) -> Compiler | str:
     name = printable(shlex.join(command)) if origin == "$CC" else origin
     try:
         with tempfile.TemporaryDirectory(prefix="carpool-", ignore_cleanup_errors=True) as folder:
-            said = _run((*command, "--version"), Path(folder), os.environ, name, MOST_VERSION_S)
+            said = _run((*command, "--version"), Path(folder), name, MOST_VERSION_S)
     except (NoMachineCode, OSError) as error:
         return str(error)
     if origin == "ziglang":
@@ -150,29 +159,29 @@ def _asked(command: tuple[str, ...], origin: str) -> Compiler | str:
 def compile_in(folder: Path, source: str, by: Compiler, flags: tuple[str, ...]) -> Path:
     """The library of a source, in this folder, which is ours alone. Raises NoMachineCode and OSError."""
     text, library = folder / "program.c", folder / "program.so"
-    text.write_text(source)
+    text.write_text(source, encoding="utf-8")
     command = (*by.command, *flags, text.name, "-o", library.name, "-lm")
     try:
-        _run(command, folder, _environment(folder, by), by.version or by.origin, MOST_S)
+        _run(command, folder, by.name, MOST_S)
     except NoMachineCode as error:
         raise NoMachineCode(f"{error}: {_ANOTHER}") from None
     if not library.is_file():
-        raise NoMachineCode(f"{by.version or by.origin} made no library: {_ANOTHER}")
+        raise NoMachineCode(f"{by.name} made no library: {_ANOTHER}")
     return library
 
 
 def unloadable(by: Compiler, error: OSError) -> NoMachineCode:
     """What a compiler made is no library for this process."""
-    return NoMachineCode(
-        f"what {by.version or by.origin} made cannot be loaded ({_short(str(error))}): {_ANOTHER}"
-    )
+    why = f"what {by.name} made cannot be loaded ({_short(str(error))})"
+    elsewhere = "CARPOOL_CACHE to a folder from which programs may run"
+    return NoMachineCode(f"{why}: set CC to a compiler for this machine, or {elsewhere}")
 
 
-def _environment(folder: Path, by: Compiler) -> Mapping[str, str]:
+def _environment(folder: Path, command: tuple[str, ...]) -> Mapping[str, str]:
     """Messages in English, and everything temporary where it goes with the folder."""
     kept = {name: value for name, value in os.environ.items() if name not in _UNWANTED}
     env = {**kept, "LC_ALL": "C", "TMPDIR": str(folder), "ZIG_LOCAL_CACHE_DIR": str(folder)}
-    if by.is_zig:  # it makes its own C library at first, which takes seconds and 50 MB
+    if _is_zig(command):  # it makes its own C library at first, which takes seconds and 50 MB
         env.setdefault("ZIG_GLOBAL_CACHE_DIR", str(_zig_folder() or folder))
     return env
 
@@ -191,8 +200,9 @@ def _zig_folder() -> Path | None:
         return None
 
 
-def _run(command: tuple[str, ...], folder: Path, env: Mapping[str, str], name: str, limit_s: float) -> str:
+def _run(command: tuple[str, ...], folder: Path, name: str, limit_s: float) -> str:
     """The first line that a command prints. Raises NoMachineCode where it fails."""
+    env = _environment(folder, command)
     with open(folder / "said", "w+b") as said, open(folder / "told", "w+b") as told:
         with _running(Child(command, env=env, cwd=folder, stdout=said, stderr=told)) as child:
             code, error = child.wait(limit_s), child.error

@@ -1,7 +1,8 @@
 """Compiled programs kept on disk from run to run, in the folder `machine` of carpool's cache.
 
-A file's name is the key of its program and a hash of key and content: one that was cut, or exchanged for another, does not have its own name.
-It appears under that name whole, and is never written again: a process that has loaded it keeps what it loaded, whoever removes the file.
+A file's name is the key of its program and a hash of key and content: one that was cut, or exchanged for
+another, does not have its own name. It appears under that name whole, and is never written again: a process
+that has loaded it keeps what it loaded, whoever removes the file.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def load(key: str) -> ctypes.CDLL | None:
             sound = fault(file) is None and file.name == _name(key, file.read_bytes())
         except OSError:  # gone, or out of reach
             continue
-        # Nobody but us may write into the folder, so what is loaded is what was read.
+        # Loading goes by name, after the check. Nobody but us may write into the folder, so what is loaded is
+        # what was read.
         library = _loaded(file) if sound else None
         if library is not None:
             return library
@@ -40,7 +42,7 @@ def load(key: str) -> ctypes.CDLL | None:
 
 
 def keep(key: str, library: bytes) -> Path | None:
-    """Writes a program, and removes those that were used longest ago where there are too many. None where it could not."""
+    """Writes a program; None where it could not."""
     place = cache.folder()
     if place is None:
         return None
