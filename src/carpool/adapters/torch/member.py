@@ -43,7 +43,11 @@ def training_step(recipe: Recipe, size: int, tensors: Tensors) -> Traced:
     buffers = [name for name in examples if name.startswith("buffer:")]
 
     def member(learning: dict[str, Tensor], rest: dict[str, Tensor]) -> Any:
-        leaves = {name.partition(":")[2]: leaf for name, leaf in rest.items() if name.startswith(_LEAVES)}
+        leaves = {
+            name.partition(":")[2]: leaf.clone() if name.startswith("buffer:") else leaf
+            for name, leaf in rest.items()
+            if name.startswith(_LEAVES)
+        }
         with stacked(rest["seed"], rest["step"], 0, False), WideNorms():
             batch = [tensor for name, tensor in rest.items() if name.startswith("data:")]
             values, after = call(module, {**leaves, **learning}, recipe.batch(batch), rest["place"])

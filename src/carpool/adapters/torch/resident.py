@@ -38,7 +38,7 @@ from carpool.kernels.resident.operations import cast, op
 from carpool.kernels.updates import number_dtype
 
 Tensors = Mapping[str, Tensor]
-_SHARED = ("order", "data:", "shared:")
+_SHARED = ("order", "data:", "shared:", "held:")
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Code:
     source: str
     tensors: tuple[str, ...]
     memory_bytes: int
+    held: Mapping[str, Tensor] = field(default_factory=dict)
+    """Those that the step itself brings along."""
 
 
 def training_code(recipe: Recipe, size: int, tensors: Tensors) -> Code:
@@ -70,7 +72,7 @@ def _code(assembly: _Assembly) -> Code:
     if turned:
         step = assembly.step(turned)
     source, names, size = steps.program(step)
-    return Code(source, tuple(names), size)
+    return Code(source, tuple(names), size, assembly.held)
 
 
 def _check(recipe: Recipe, tensors: Tensors) -> None:
@@ -107,7 +109,12 @@ class _Assembly:
         if self._trains:
             self._train(values, made)
         self._made.body += self._builder.statements
+        self._made.homes += [steps.Home(array, f"held:{name}", 0, False) for name, (array, _) in self._builder.held.items()]
         return self._made
+
+    @property
+    def held(self) -> dict[str, Tensor]:
+        return {f"held:{name}": tensor.contiguous() for name, (_, tensor) in self._builder.held.items()}
 
     # What comes in
 
@@ -338,7 +345,8 @@ class Bound:
         self._memory = np.zeros(0, np.uint8)
         places = []
         for name in self.code.tensors:
-            tensor = self.tensors[name]
+            tensor = self.code.held.get(name, self.tensors.get(name))
+            assert tensor is not None, name
             stride = 0 if name.startswith(_SHARED) else tensor.stride(0) * tensor.element_size()
             places.append((tensor.data_ptr(), stride))
         self._table = (_Tensor * len(places))(*places)

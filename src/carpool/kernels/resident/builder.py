@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 from carpool.kernels.resident.loops import (
     Acc,
@@ -73,6 +73,8 @@ class Builder:
 
     def __init__(self) -> None:
         self.statements: list[Statement] = []
+        self.held: dict[str, tuple[Array, Any]] = {}
+        """Arrays that the step brings along, by name, each with what it is read from. Nothing changes them."""
         self._count = 0
 
     # Arrays

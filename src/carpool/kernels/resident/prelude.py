@@ -25,6 +25,12 @@ typedef int32_t i4;
 typedef uint8_t u1;
 enum { V = $lanes };  /* elements of a vector */
 #define INLINE static inline __attribute__((always_inline, unused))
+/* GCC 12 takes calls away whose memcpy of a part of a vector the next call reads, if it may look into both. */
+#ifdef __clang__
+#define APART __attribute__((noinline))
+#else
+#define APART __attribute__((noipa))
+#endif
 #define VECTOR(t) __attribute__((vector_size(V * sizeof(t))))
 #define LOOSE(t) __attribute__((aligned(sizeof(t)), may_alias))
 typedef f4 vf4 VECTOR(f4);

@@ -103,13 +103,17 @@ def name_of(node: Node) -> str:
 
 
 def _attribute(builder: Builder, graph: Graph, node: Node) -> Value:
-    """A tensor that the trace holds: a number is a constant of the loops, a longer one has no place in them."""
+    """A tensor that the trace holds: a number is a constant of the loops, a longer one is read where it lies."""
     held: Any = graph.owning_module
     for part in str(node.target).split("."):
         held = getattr(held, part)
-    if not isinstance(held, Tensor) or held.numel() != 1:
-        raise Refused("the step holds a tensor of its own")
-    return builder.constant(held.shape, held.item(), type_of(held))
+    if not isinstance(held, Tensor):
+        raise Refused(f"the step holds a {held.__class__.__name__}")
+    if held.numel() == 1:
+        return builder.constant(held.shape, held.item(), type_of(held))
+    name = "".join(c if c.isalnum() else "_" for c in f"held{node.target}")
+    array, _ = builder.held.setdefault(name, (builder.array(type_of(held), held.shape, name, kept=True), held))
+    return builder.lying(array)
 
 
 def known_names(names: Sequence[str]) -> list[str]:
