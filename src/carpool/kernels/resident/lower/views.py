@@ -66,7 +66,7 @@ def selected(call: Call, input: Value, dim: int, index: int) -> Value:
 
 @lowers("aten.split.Tensor")
 def split(call: Call, input: Value, size: int, dim: int = 0) -> list[Value]:
-    return _parts(call, input, [len_ for len_ in _sizes(input.shape[dim], size)], dim)
+    return _parts(call, input, _sizes(input.shape[dim], size), dim)
 
 
 @lowers("aten.split_with_sizes.default")
@@ -175,7 +175,9 @@ def _line(call: Call, counted: Value, start: float, step: float) -> Value:
 
 
 @lowers("aten.as_strided.default")
-def strided(call: Call, input: Value, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Value:
+def strided(
+    call: Call, input: Value, shape: Sequence[int], strides: Sequence[int], offset: int | None = None
+) -> Value:
     """A view by its strides, of what lies in memory as torch has it."""
     given = call.node.args[0].meta["val"]  # type: ignore[union-attr]
     if not given.is_contiguous() or given.storage_offset():
