@@ -6,7 +6,9 @@ The third way to run a step, beside the traced and the compiled one: it changes 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +19,9 @@ from torch import Tensor
 from carpool import machine
 from carpool.adapters.torch.layout import Leaf
 from carpool.adapters.torch.member import Traced, evaluating_step, traced_update, training_step
+from carpool.adapters.torch.precision import settings
 from carpool.adapters.torch.stacked import Recipe
+from carpool.errors import described
 from carpool.kernels.resident import step as steps
 from carpool.kernels.resident.builder import Builder, Refused, Value
 from carpool.kernels.resident.loops import (
@@ -48,6 +52,41 @@ class Code:
     source: str
     tensors: tuple[str, ...]
     memory_bytes: int
+    size: int
+    """Of a batch."""
+
+
+_REMEMBERED = 256
+_codes: OrderedDict[Hashable, Code | str] = OrderedDict()
+
+
+def code_of(kind: str, key: Hashable, recipe: Recipe, size: int, tensors: Tensors) -> Code:
+    """A step's code; what it has baked in is `key` and the shapes. Raises Refused, which names what is in the way."""
+    full = (kind, key, size, _shapes(tensors), torch.get_default_dtype(), settings())
+    if full not in _codes:
+        make = training_code if kind == "train" else evaluating_code
+        try:
+            _codes[full] = make(recipe, size, tensors)
+        except Refused as refused:
+            _codes[full] = str(refused)
+        except Exception as error:  # a step that cannot be traced by itself runs as a stack's is traced
+            _codes[full] = described(error)
+    _codes.move_to_end(full)
+    while len(_codes) > _REMEMBERED:
+        _codes.popitem(last=False)
+    found = _codes[full]
+    if isinstance(found, str):
+        raise Refused(found)
+    return found
+
+
+def _shapes(tensors: Tensors) -> Hashable:
+    """Of what belongs to one member, or to all."""
+    return tuple(
+        (name, tuple(tensor.shape[not name.startswith("shared:") :]), tensor.dtype)
+        for name, tensor in tensors.items()
+        if name != "order"
+    )
 
 
 def training_code(recipe: Recipe, size: int, tensors: Tensors) -> Code:
@@ -70,7 +109,7 @@ def _code(assembly: _Assembly) -> Code:
     if turned:
         step = assembly.step(turned)
     source, names, size = steps.program(step)
-    return Code(source, tuple(names), size)
+    return Code(source, tuple(names), size, step.size)
 
 
 def _check(recipe: Recipe, tensors: Tensors) -> None:
@@ -81,8 +120,8 @@ def _check(recipe: Recipe, tensors: Tensors) -> None:
     if recipe.layout.dtype not in (torch.float32, torch.float64):
         raise Refused(f"weights of type {recipe.layout.dtype}")
     for name, tensor in tensors.items():
-        if name.startswith("data:") and (tensor.dtype not in TYPES or not tensor.is_contiguous()):
-            raise Refused(f"samples of type {tensor.dtype}" if tensor.dtype not in TYPES else "samples apart in memory")
+        if name.startswith("data:") and tensor.dtype not in TYPES:
+            raise Refused(f"samples of type {tensor.dtype}")
 
 
 class _Assembly:
@@ -96,7 +135,9 @@ class _Assembly:
     def step(self, turned: frozenset[str] = frozenset()) -> steps.Step:
         self._builder = Builder()
         self._turned = turned
-        self._made = steps.Step(self._real, self._size, trains=self._trains, spans=len(self._recipe.layout.spans))
+        self._made = steps.Step(
+            self._real, self._size, trains=self._trains, spans=len(self._recipe.layout.spans)
+        )
         values = {name: self._input(name) for name in self._traced.inputs}
         placeholders = [node.name for node in self._traced.graph.nodes if node.op == "placeholder"]
         given = dict(zip(placeholders, values.values(), strict=True))
@@ -117,7 +158,9 @@ class _Assembly:
         if kind in ("seed", "step", "place"):
             array = builder.array("i8", (), kind)
             tensor, adds = {"seed": ("seeds", "0"), "step": ("steps", "taken"), "place": ("batch", "k")}[kind]
-            made.counters.append(steps.Counter(array, tensor, adds if self._trains or kind == "place" else "0"))
+            made.counters.append(
+                steps.Counter(array, tensor, adds if self._trains or kind == "place" else "0")
+            )
             return builder.lying(array)
         if kind == "data":
             tensor = self._tensors[name]
@@ -240,7 +283,9 @@ class _Assembly:
                 span.update, span.options, len(span.slots), span.num_columns, layout.dtype,
                 self._tensors["table"].dtype, number_dtype(),
             )  # fmt: skip
-            given = [builder.selected(builder.lying(scalars), 0, column) for column in range(span.num_columns)]
+            given = [
+                builder.selected(builder.lying(scalars), 0, column) for column in range(span.num_columns)
+            ]
             after: list[Expr] = []
             for leaf in span.leaves:
                 slots = [
@@ -248,7 +293,9 @@ class _Assembly:
                     for place, slot in enumerate(span.slots)
                 ]
                 old = [weights[leaf.name], grads[leaf.name], *slots, *tallies, *given]
-                new = _elements(traced.graph, [builder.expanded(value, leaf.shape).expr for value in old], leaf.shape)
+                new = _elements(
+                    traced.graph, [builder.expanded(value, leaf.shape).expr for value in old], leaf.shape
+                )
                 kept = [weights[leaf.name], *slots]
                 outs = []
                 for value, element in zip(kept, new, strict=False):
@@ -269,7 +316,9 @@ def _elements(graph: torch.fx.Graph, given: Sequence[Expr], shape: tuple[int, ..
     builder = Builder()
     names = [node.name for node in graph.nodes if node.op == "placeholder"]
     arrays = [Array(f"given{place}", expr.type, (1,)) for place, expr in enumerate(given)]
-    made = lowered(graph, builder, {name: builder.lying(array) for name, array in zip(names, arrays, strict=True)})
+    made = lowered(
+        graph, builder, {name: builder.lying(array) for name, array in zip(names, arrays, strict=True)}
+    )
     if builder.statements:
         inside = {
             out.place.array: out.value
@@ -339,9 +388,19 @@ class Bound:
         places = []
         for name in self.code.tensors:
             tensor = self.tensors[name]
+            if not tensor[:1].is_contiguous() or (name.startswith(_SHARED) and not tensor.is_contiguous()):
+                raise Refused(f"{name.partition(':')[0]} apart in memory")
             stride = 0 if name.startswith(_SHARED) else tensor.stride(0) * tensor.element_size()
             places.append((tensor.data_ptr(), stride))
         self._table = (_Tensor * len(places))(*places)
+
+    def ahead(self, most: int) -> int:
+        """How many steps the active rows' orders have room for, at least one."""
+        longest = self.tensors["order"].shape[1]
+        first = self.tensors["first"][self.tensors["active"]] % longest
+        done = int(self.tensors["k"])
+        left = (longest - int(first.max())) // self.code.size - done if len(first) else 1
+        return max(1, min(most, left))
 
     def run(self, steps: int, threads: int, dry: bool = False) -> dict[int, int]:
         """Takes so many steps of the active rows; of those that went out of bounds, how many they took before."""
@@ -367,4 +426,59 @@ def bound(code: Code, tensors: Tensors) -> Bound:
     return Bound(code, machine.made(code.source).library, tensors)
 
 
-__all__ = ["Bound", "Code", "Place", "bound", "evaluating_code", "training_code"]
+def machine_guess_s(code: Code) -> float:
+    """What making the machine code is expected to take."""
+    return _GUESS_S + len(code.source) * _CHARACTER_S
+
+
+_GUESS_S = 0.1
+_CHARACTER_S = 3e-6  # two layers of a small network: 80,000 characters in 0.3 s
+
+
+class OutOfBounds(IndexError):
+    """Rows of a panel that looked something up where there is nothing; `steps` says how many each took before."""
+
+    def __init__(self, steps: Mapping[int, int]) -> None:
+        super().__init__("an index is out of bounds")
+        self.steps = dict(steps)
+
+
+class Resident:
+    """A program's steps as machine code, panel by panel. `seconds` is what making it took."""
+
+    def __init__(self, code: Code, panels: Sequence[Tensors], threads: Callable[[], int]) -> None:
+        """Raises Refused and machine.NoMachineCode."""
+        made = machine.made(code.source)
+        self.seconds = made.seconds
+        self._threads = threads
+        self._bounds = [Bound(code, made.library, tensors) for tensors in panels]
+
+    def run(self, panel: int, steps: int) -> None:
+        faults = self._bounds[panel].run(steps, self._threads())
+        if faults:
+            raise OutOfBounds(faults)
+
+    def launch_s(self) -> float:
+        """Seconds that a step of all active rows takes, in a launch of a few: nothing changes."""
+        return sum(map(self._timed, self._bounds))
+
+    def _timed(self, one: Bound) -> float:
+        steps = one.ahead(_TIMED_STEPS)
+        started = time.perf_counter()
+        one.run(steps, self._threads(), dry=True)
+        return (time.perf_counter() - started) / steps
+
+
+_TIMED_STEPS = 16
+
+__all__ = [
+    "Bound",
+    "Code",
+    "OutOfBounds",
+    "Place",
+    "Resident",
+    "bound",
+    "code_of",
+    "evaluating_code",
+    "training_code",
+]

@@ -32,7 +32,21 @@ from carpool.kernels.resident.loops import (
     whole,
 )
 
-_DEAR = {"exp", "log", "log1p", "expm1", "tanh", "erf", "sin", "cos", "pow", "sigmoid", "div", "sqrt", "rsqrt"}
+_DEAR = {
+    "exp",
+    "log",
+    "log1p",
+    "expm1",
+    "tanh",
+    "erf",
+    "sin",
+    "cos",
+    "pow",
+    "sigmoid",
+    "div",
+    "sqrt",
+    "rsqrt",
+}
 _MOST = 48  # operations of one loop's element; more are cut in two
 
 
@@ -100,7 +114,10 @@ class Builder:
         place = self.stored(value).place
         assert place is not None
         wanted = contiguous(value.shape)
-        if all(own == want or size == 1 for own, want, size in zip(place.strides, wanted, value.shape, strict=True)):
+        if all(
+            own == want or size == 1
+            for own, want, size in zip(place.strides, wanted, value.shape, strict=True)
+        ):
             return value
         array = self.array(value.type, value.shape)
         self.statements.append(Map(value.shape, (Out(whole(array), value.expr),)))
@@ -128,7 +145,9 @@ class Builder:
     def expanded(self, value: Value, shape: Sequence[int]) -> Value:
         """Broadcast as NumPy does: new dimensions in front, those of size one as long as wanted."""
         lead = len(shape) - len(value.shape)
-        sizes = [own if size == -1 else size for size, own in zip(shape, (*[1] * lead, *value.shape), strict=True)]
+        sizes = [
+            own if size == -1 else size for size, own in zip(shape, (*[1] * lead, *value.shape), strict=True)
+        ]
         if tuple(sizes) == value.shape:
             return value
         is_one = [own == 1 and size != 1 for own, size in zip(value.shape, sizes[lead:], strict=True)]
@@ -218,9 +237,7 @@ class Builder:
         columns = right.shape[-1]
         array = self.array(left.type, (*batch, rows, columns))
         out = Out(whole(array), Acc(left.type))
-        self.statements.append(
-            Product(tuple(batch), rows, columns, depth, left.place, right.place, (out,))
-        )
+        self.statements.append(Product(tuple(batch), rows, columns, depth, left.place, right.place, (out,)))
         return self.lying(array)
 
     def into(self, place: Place, value: Value) -> None:

@@ -40,7 +40,10 @@ _INFIX = {
 _COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
 _IDENTITY = {"sum": "0", "prod": "1", "max": "-INFINITY", "min": "INFINITY"}
 _COMBINED = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max_{t}({0}, {1})", "min": "min_{t}({0}, {1})"}
-_ROWS, _VECTORS = 4, 2  # of a product that are in registers: 8 sums, 2 of the right, 1 of the left of 16 there are
+_ROWS, _VECTORS = (
+    4,
+    2,
+)  # of a product that are in registers: 8 sums, 2 of the right, 1 of the left of 16 there are
 
 
 @dataclass
@@ -106,7 +109,11 @@ class Scope:
         if isinstance(expr, Acc):
             return accumulated
         if isinstance(expr, Once):
-            return self.named(f"v{expr.type}", f"bc_{expr.type}({expr.name})") if self.lanes.is_vector else expr.name
+            return (
+                self.named(f"v{expr.type}", f"bc_{expr.type}({expr.name})")
+                if self.lanes.is_vector
+                else expr.name
+            )
         if isinstance(expr, Const):
             return self._constant(expr)
         if isinstance(expr, Load | Gather):
@@ -145,7 +152,9 @@ class Scope:
 
     def _index(self, along: Along) -> str:
         """A computed place, as one number for all lanes."""
-        single = self if not self.lanes.is_vector else Scope(self.text, self.indices, Lanes(0, self.lanes.whole))
+        single = (
+            self if not self.lanes.is_vector else Scope(self.text, self.indices, Lanes(0, self.lanes.whole))
+        )
         if single is not self:
             single._count = self._count + 500
         found = single.value(along.index)
@@ -375,9 +384,7 @@ class Printer:
         for _ in names:
             text.end()
 
-    def _by_lanes(
-        self, text: Text, names: list[str], size: int, body: Callable[[Scope], object]
-    ) -> None:
+    def _by_lanes(self, text: Text, names: list[str], size: int, body: Callable[[Scope], object]) -> None:
         """Vector after vector along the innermost index, then what is left."""
         whole, rest = size - size % self.lanes, size % self.lanes
         if whole:
@@ -397,9 +404,11 @@ class Printer:
         assert isinstance(statement, Reduce)
         kept, over, value, outs = _split(statement)
         exprs = [value]
-        if statement.kind.startswith("arg") or value.type not in (self.real, "f4", "f8"):
-            self._one_by_one(text, statement, kept, over, value, outs)
-        elif not self._fits_lanes(exprs):
+        if (
+            statement.kind.startswith("arg")
+            or value.type not in (self.real, "f4", "f8")
+            or not self._fits_lanes(exprs)
+        ):
             self._one_by_one(text, statement, kept, over, value, outs)
         elif kept and _unit(exprs, len(kept) - 1) > (_unit(exprs, -1) if over else 0):
             self._by_columns(text, statement.kind, kept, over, value, outs)
@@ -464,7 +473,9 @@ class Printer:
 
         self._loops(text, kept[:-1], inner)
 
-    def _along(self, text: Text, kind: str, kept: Shape, over: Shape, value: Expr, outs: Sequence[Out]) -> None:
+    def _along(
+        self, text: Text, kind: str, kept: Shape, over: Shape, value: Expr, outs: Sequence[Out]
+    ) -> None:
         """Lanes of one result, put together at the end."""
         type = value.type
 
@@ -529,7 +540,10 @@ class Printer:
         self, text: Text, product: Product, batch: list[str], column: str, counts: list[int], rows: int
     ) -> None:
         """So many rows of so many vectors, in registers through all the depth."""
-        t, vectors = self.real if product.left.array.type == self.real else product.left.array.type, len(counts)
+        t, vectors = (
+            self.real if product.left.array.type == self.real else product.left.array.type,
+            len(counts),
+        )
         left, right = product.left, product.right
         zeros = ", ".join(["{" + ", ".join(["{}"] * vectors) + "}"] * rows)
         text.add(f"v{t} sums[{rows}][{vectors}] = {{{zeros}}};")
@@ -643,10 +657,7 @@ def _split(statement: Reduce) -> tuple[Shape, Shape, Expr, list[Out]]:
     outer = strides_in(*(out.value for out in statement.outs)) + [out.place.strides for out in statement.outs]
     kept_sizes, kept_strides = collapsed(kept, [s[: statement.kept] for s in inner] + outer)
     over_sizes, over_strides = collapsed(over, [s[statement.kept :] for s in inner])
-    both = {
-        old: (*a, *b)
-        for old, a, b in zip(inner, kept_strides[: len(inner)], over_strides, strict=True)
-    }
+    both = {old: (*a, *b) for old, a, b in zip(inner, kept_strides[: len(inner)], over_strides, strict=True)}
     alone = dict(zip(outer, kept_strides[len(inner) :], strict=True))
     value = moved(statement.value, lambda offset, old: (offset, both[old]))
     outs = [_moved_out(out, lambda offset, old: (offset, alone[old])) for out in statement.outs]

@@ -196,7 +196,8 @@ def _count(shape: Shape) -> int:
 def _inlined(before: Map, out: Out, after: Map, loads: Sequence[Load]) -> Map | None:
     """A map computed in the map that reads it, where that reads each element once and in the same shape."""
     if any(
-        load.place.offset != 0 or not _same(after.space, load.place.strides, contiguous(after.space)) for load in loads
+        load.place.offset != 0 or not _same(after.space, load.place.strides, contiguous(after.space))
+        for load in loads
     ) or _count(after.space) != _count(before.space):
         return None
     moved_out = _reordered(out, before.space, after.space, tuple(range(len(before.space))))
@@ -213,16 +214,20 @@ def _inlined(before: Map, out: Out, after: Map, loads: Sequence[Load]) -> Map | 
 def _into_reduce(before: Map, out: Out, after: Reduce) -> Reduce | None:
     """A map computed in the reduction that reads it."""
     loads = [
-        expr
-        for expr in nodes(after.value)
-        if isinstance(expr, Load) and expr.place.array == out.place.array
+        expr for expr in nodes(after.value) if isinstance(expr, Load) and expr.place.array == out.place.array
     ]
     if out.place.array in arrays_in(*(one.value for one in after.outs)) or not loads:
         return None
     strides = {load.place.strides for load in loads}
-    if len(strides) != 1 or any(load.place.offset for load in loads) or _count(after.space) != _count(before.space):
+    if (
+        len(strides) != 1
+        or any(load.place.offset for load in loads)
+        or _count(after.space) != _count(before.space)
+    ):
         return None
-    order = sorted(range(len(after.space)), key=lambda dim: -next(iter(strides))[dim] if after.space[dim] > 1 else 0)
+    order = sorted(
+        range(len(after.space)), key=lambda dim: -next(iter(strides))[dim] if after.space[dim] > 1 else 0
+    )
     turned = tuple(after.space[dim] for dim in order)
     if not _same(turned, tuple(next(iter(strides))[dim] for dim in order), contiguous(turned)):
         return None
@@ -263,9 +268,7 @@ def _awkward(product: Product) -> tuple[int, float]:
     """How many loads and stores do not lie side by side, and the share of lanes that compute for nothing."""
     strides = [out.place.strides for out in product.outs]
     strides += [
-        expr.place.strides
-        for expr in nodes(*(out.value for out in product.outs))
-        if isinstance(expr, Load)
+        expr.place.strides for expr in nodes(*(out.value for out in product.outs)) if isinstance(expr, Load)
     ]
     lanes = -(-product.columns // 8) * 8
     return sum(own[-1] not in (0, 1) for own in strides), lanes / product.columns

@@ -26,7 +26,11 @@ def op(name: str, *args: Expr, type: Type | None = None) -> Expr:
         return Const(made, _FOLDED[name](*(arg.value for arg in args if isinstance(arg, Const))))
     if name == "mul" and any(isinstance(arg, Const) and arg.value == 1 for arg in args):
         return next(
-            (other for other, arg in zip(reversed(args), args, strict=True) if isinstance(arg, Const) and arg.value == 1)
+            (
+                other
+                for other, arg in zip(reversed(args), args, strict=True)
+                if isinstance(arg, Const) and arg.value == 1
+            )
         )
     return Op(made, name, args)
 

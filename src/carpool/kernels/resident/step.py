@@ -335,14 +335,20 @@ def _member(step: Step, calls: dict[str, list[str]]) -> str:
     say("    i8 taken = 0, updated = 0;")
     say("    const i8 end = R->begin + R->steps;")
     say("    for (i8 k = R->begin; k < end; ++k) {")
-    say(f"        const i4 *order = (const i4 *)R->tensors[T_order].base + *ROW(i8, first) + k * {step.size};")
+    say(
+        f"        const i4 *order = (const i4 *)R->tensors[T_order].base + *ROW(i8, first) + k * {step.size};"
+    )
     for batch in step.batches:
         say(f"        for (i8 b = 0; b < {step.size}; ++b)")
         say(f"            memcpy((char *)P_{batch.array.name} + b * {batch.bytes},")
-        say(f"                   R->tensors[T_{_plain(batch.tensor)}].base + order[b] * (i8){batch.bytes}, {batch.bytes});")
+        say(
+            f"                   R->tensors[T_{_plain(batch.tensor)}].base + order[b] * (i8){batch.bytes}, {batch.bytes});"
+        )
     for number in step.numbers:
         at = f"{number.offset} + k * {number.per_step}"
-        say(f"        memcpy(P_{number.array.name}, ROW({number.array.type}, {_plain(number.tensor)}) + {at},")
+        say(
+            f"        memcpy(P_{number.array.name}, ROW({number.array.type}, {_plain(number.tensor)}) + {at},"
+        )
         say(f"               {number.array.size * SIZES[number.array.type]});")
     for counter in step.counters:
         say(f"        *P_{counter.array.name} = *ROW(i8, {_plain(counter.tensor)}) + {counter.adds};")
@@ -390,9 +396,7 @@ def _copied(home: Home, is_in: bool) -> str:
         rows, columns = array.shape
         away, back = f"({there})[c * {rows} + r]", f"{here}[r * {columns} + c]"
         to, source = (back, away) if is_in else (away, back)
-        return (
-            f"for (i8 c = 0; c < {columns}; ++c) for (i8 r = 0; r < {rows}; ++r) {to} = {source};"
-        )
+        return f"for (i8 c = 0; c < {columns}; ++c) for (i8 r = 0; r < {rows}; ++r) {to} = {source};"
     to, source = (here, there) if is_in else (there, here)
     return f"memcpy({to}, {source}, {array.size * SIZES[type]});"
 

@@ -168,7 +168,9 @@ def scatter_add(call: Call, input: Value, dim: int, indices: Value, given: Value
     for d, size in enumerate(indices.shape):
         source = call.builder.sliced(source, d, 0, size)
     value = call.builder.stored(source)
-    call.builder.statements.append(Scatter(indices.shape, replace(place, strides=strides), (along,), value.expr))
+    call.builder.statements.append(
+        Scatter(indices.shape, replace(place, strides=strides), (along,), value.expr)
+    )
     return made
 
 
@@ -190,7 +192,9 @@ def _put(call: Call, input: Value, dim: int, indices: Value, given: Any, into: A
 
 def _zeros(call: Call) -> Value:
     array = call.builder.array(call.type, call.shape)
-    call.builder.into(whole(array), Value(call.shape, Const(call.type, 0.0 if call.type in ("f4", "f8") else 0)))
+    call.builder.into(
+        whole(array), Value(call.shape, Const(call.type, 0.0 if call.type in ("f4", "f8") else 0))
+    )
     return call.builder.lying(array)
 
 
@@ -198,7 +202,9 @@ def _copy(call: Call, input: Value) -> Value:
     """An array of its own, to be added to."""
     array = call.builder.array(call.type, call.shape)
     call.builder.statements.append(
-        Map(call.shape, (Out(whole(array), call.builder.expanded(number(input, call.type), call.shape).expr),))
+        Map(
+            call.shape, (Out(whole(array), call.builder.expanded(number(input, call.type), call.shape).expr),)
+        )
     )
     return Value(call.shape, Load(call.type, whole(array)))
 
@@ -299,7 +305,11 @@ def max_pool(
     values, places = call.made
     kernel = _all(kernel, 2)
     stride, padding, dilation = _all(stride or kernel, 2), _all(padding, 2), _all(dilation, 2)
-    if any(padding) or _reaches(image.shape[2:], values.shape[2:], kernel, stride, dilation) or len(image.shape) != 4:
+    if (
+        any(padding)
+        or _reaches(image.shape[2:], values.shape[2:], kernel, stride, dilation)
+        or len(image.shape) != 4
+    ):
         raise Refused("a pool that reaches over the edge")
     builder = call.builder
     builder.stored(image)
@@ -315,7 +325,11 @@ def _joined(builder: Builder, seen: Value, kernel: Sequence[int]) -> Value:
 
 
 def _reaches(
-    size: Sequence[int], out: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+    size: Sequence[int],
+    out: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
 ) -> bool:
     return any(
         (o - 1) * s + (k - 1) * d + 1 > n
@@ -324,7 +338,12 @@ def _reaches(
 
 
 def _position(
-    builder: Builder, flat: Value, shape: Shape, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+    builder: Builder,
+    flat: Value,
+    shape: Shape,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
 ) -> Value:
     """Where in its image the largest pixel of a window is, from where in its window."""
     from carpool.kernels.resident.loops import Iota

@@ -64,7 +64,12 @@ def _padded(call: Call, image: Value, padding: Sequence[int]) -> Value:
 
 
 def windows(
-    call: Call, image: Value, kernel: Sequence[int], out: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+    call: Call,
+    image: Value,
+    kernel: Sequence[int],
+    out: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
 ) -> Value:
     """[samples, channels, *out, *kernel] of an image, as a view."""
 
@@ -181,15 +186,13 @@ def _gathered(
         part = builder.reshaped(part, (samples, channels, *out)) if groups == 1 else builder.reshaped(
             builder.packed(part), (samples, channels, *out)
         )  # fmt: skip
-        at = sum(
-            place * far * way for place, far, way in zip(inside, dilation, strides[2:], strict=True)
+        at = sum(place * far * way for place, far, way in zip(inside, dilation, strides[2:], strict=True))
+        own = Place(
+            array, at, (*strides[:2], *(step * way for step, way in zip(stride, strides[2:], strict=True)))
         )
-        own = Place(array, at, (*strides[:2], *(step * way for step, way in zip(stride, strides[2:], strict=True))))
         before = Load(image.type, own)
         builder.into(own, Value(part.shape, op("add", before, part.expr)))
     inner = builder.lying(array)
     for dim, pad in enumerate(padding):
         inner = builder.sliced(inner, 2 + dim, pad, image.shape[2 + dim])
     return inner
-
-

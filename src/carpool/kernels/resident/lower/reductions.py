@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from math import prod
 from typing import Any
 
@@ -66,14 +65,18 @@ def multiplied(call: Call, input: Value, dim: Any = None, keepdim: bool = False,
     return call.builder.reduced("prod", number(input, call.type), _dims(input, dim), keepdim)
 
 
-@lowers("aten.any.default", "aten.any.dim", "aten.any.dims", "aten.all.default", "aten.all.dim", "aten.all.dims")
+@lowers(
+    "aten.any.default", "aten.any.dim", "aten.any.dims", "aten.all.default", "aten.all.dim", "aten.all.dims"
+)
 def holds(call: Call, input: Value, dim: Any = None, keepdim: bool = False) -> Value:
     kind = "max" if "aten.any" in str(call.node.target) else "min"
     counted = number(number(input, "u1"), "i4")
     return number(call.builder.reduced(kind, counted, _dims(input, dim), keepdim), "u1")
 
 
-def spread(call: Call, input: Value, dims: list[int], correction: float, keepdim: bool) -> tuple[Value, Value]:
+def spread(
+    call: Call, input: Value, dims: list[int], correction: float, keepdim: bool
+) -> tuple[Value, Value]:
     """Variance and mean, in two passes."""
     builder, kind = call.builder, input.type
     count = prod(input.shape[dim] for dim in dims)
@@ -88,7 +91,9 @@ def spread(call: Call, input: Value, dims: list[int], correction: float, keepdim
     variance = Value(added.shape, op("div", added.expr, Const(kind, float(count - correction))))
     if keepdim:
         return variance, middle
-    shape = tuple(size for dim, size in enumerate(input.shape) if dim not in [d % len(input.shape) for d in dims])
+    shape = tuple(
+        size for dim, size in enumerate(input.shape) if dim not in [d % len(input.shape) for d in dims]
+    )
     return builder.reshaped(variance, shape), builder.reshaped(middle, shape)
 
 
@@ -125,9 +130,7 @@ def softmax_backward(call: Call, grad: Value, output: Value, dim: int, dtype: An
     builder = call.builder
     both = builder.stored(pointwise(builder, call.shape, lambda g, y: op("mul", g, y), grad, output))
     summed = builder.reduced("sum", both, [dim], True)
-    return pointwise(
-        builder, call.shape, lambda b, y, s: op("sub", b, op("mul", y, s)), both, output, summed
-    )
+    return pointwise(builder, call.shape, lambda b, y, s: op("sub", b, op("mul", y, s)), both, output, summed)
 
 
 @lowers("aten._log_softmax_backward_data.default")
@@ -143,7 +146,3 @@ def log_softmax_backward(call: Call, grad: Value, output: Value, dim: int, dtype
         output,
         summed,
     )
-
-
-
-
