@@ -44,7 +44,7 @@ typedef vbytes lbytes LOOSE(u1);
 """)
 
 _MEMORY = Template("""\
-INLINE v$t bc_$t($t x) { return (v$t){} + x; }
+INLINE v$t bc_$t($t x) { return (v$t){$copies}; }
 INLINE v$t ld_$t(const $t *p) { return *(const l$t *)p; }
 INLINE void st_$t($t *p, v$t x) { *(l$t *)p = x; }
 INLINE v$t lds_$t(const $t *p, i8 s, int n) { v$t r = {}; for (int i = 0; i < n; ++i) r[i] = p[i * s]; return r; }
@@ -160,7 +160,11 @@ INLINE vf4 tanh_vf4(vf4 x) {
     far = sel_vf4(AS(x < 0.0f, vu1), -far, far);
     return sel_vf4(AS(a < 0.625f, vu1), p * z * x + x, sel_vf4(AS(x != x, vu1), x, far));
 }
+#if defined(__AVX__) && defined(__GNUC__) && !defined(__clang__)
+INLINE vf4 sqrt_vf4(vf4 x) { return __builtin_ia32_sqrtps256(x); }
+#else
 INLINE vf4 sqrt_vf4(vf4 x) { for (int i = 0; i < V; ++i) x[i] = __builtin_sqrtf(x[i]); return x; }
+#endif
 """
 
 _DERIVED = Template("""\
@@ -207,7 +211,8 @@ def prelude(real: Type) -> str:
     lanes, lane = ("8", "i4") if real == "f4" else ("4", "i8")
     masks = {"f4": "i4", "f8": "i8", "i8": "i8", "i4": "i4"}
     parts = [_TYPES.substitute(lanes=lanes, lane=lane), _TRUTH]
-    parts += [_MEMORY.substitute(t=t, m=m) for t, m in masks.items()]
+    copies = ", ".join("x" * int(lanes))
+    parts += [_MEMORY.substitute(t=t, m=m, copies=copies) for t, m in masks.items()]
     parts += [_ORDER.substitute(t=t) for t in masks]
     parts += [_WHOLE, _FLOAT32]
     for t, suffix in (("f4", "f"), ("f8", "")):
