@@ -39,6 +39,7 @@ from carpool.events import (
     RunEnded,
     RunStarted,
 )
+from patience import PATIENCE_S
 
 X, Y = torch.randn(12, 4, generator=torch.manual_seed(1)), torch.randn(12, 1, generator=torch.manual_seed(2))
 SGD = partial(torch.optim.SGD, lr=0.01)
@@ -514,7 +515,7 @@ def test_a_run_outside_the_main_thread_works():
     done: list[carpool.Results] = []
     thread = threading.Thread(target=lambda: done.append(train(job())))
     thread.start()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert outcomes(done[0]) == {"job-0": "completed"}
 
 

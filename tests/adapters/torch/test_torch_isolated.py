@@ -27,6 +27,7 @@ from carpool.executors import isolated
 from carpool.result import Outcome
 from carpool.testing import Variant
 from carpool.testing.processes import children
+from patience import PATIENCE_S
 
 
 def run(jobs, strategy="isolated", **options):
@@ -391,7 +392,7 @@ def test_ctrl_c_hands_over_what_every_job_had_reached():
         tree = Path(f"/proc/{ran.pid}/task/{ran.pid}/children").read_text().split()
         os.kill(ran.pid, signal.SIGINT)
         lines = ran.stdout.read().splitlines()
-        assert ran.wait(60) == 0
+        assert ran.wait(PATIENCE_S) == 0
     assert lines == ["interrupted True"] * running + ["interrupted False"] * (3 - running)
     assert tree
     assert not any(Path(f"/proc/{pid}").exists() for pid in tree)
