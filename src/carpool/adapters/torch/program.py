@@ -364,7 +364,7 @@ def _trace(
     traced.graph.eliminate_dead_code()
     finish(traced)
     traced.recompile()
-    return _Ready(traced, lowest(traced.graph, tensors))
+    return _Ready(traced, lowest(traced.graph, names))
 
 
 @contextmanager
