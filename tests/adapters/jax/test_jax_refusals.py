@@ -16,6 +16,7 @@ import torch
 from flax import nnx
 
 import carpool
+from begun import assert_nothing_ran
 from carpool.errors import DataError, JobError, LossError, ModelError, OptimizerError
 from carpool.jax import Model
 
@@ -35,7 +36,7 @@ def refused(*jobs: carpool.Job, error: type[Exception], match: str) -> None:
         carpool.train([loops.job(linear, name="good"), *jobs], reporters=[seen.append], device="cpu")
     assert "Expected" in str(raised.value)
     assert "Remedy" in str(raised.value)
-    assert not seen
+    assert_nothing_ran(seen)
 
 
 class Empty(eqx.Module):

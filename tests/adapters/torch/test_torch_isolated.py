@@ -20,6 +20,7 @@ from torch import nn
 from zoo import make_job, tables
 
 import carpool
+from begun import assert_nothing_ran
 from carpool.errors import JobError, WorkerError
 from carpool.events import EpochEnded, GroupAdvanced, GroupStarted, JobEnded
 from carpool.executors import isolated
@@ -278,7 +279,7 @@ def test_what_cannot_be_pickled_is_refused_before_anything_runs(field, change):
     jobs = [live_job(), replace(live_job(), name="bad", **change)]
     with pytest.raises(JobError, match=f"Job 'bad': Expected a {field} that can be pickled"):
         carpool.train(jobs, device="cpu", strategy="isolated", reporters=[seen.append])
-    assert seen == []
+    assert_nothing_ran(seen)
 
 
 # Loops

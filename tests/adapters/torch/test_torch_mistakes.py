@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import carpool
+from begun import assert_nothing_ran
 from carpool.errors import CarpoolError, LossError, StepError
 
 X, Y = torch.ones(6, 2), torch.ones(6, 1)
@@ -31,13 +32,13 @@ def job(**options: Any) -> carpool.Job:
 
 
 def refused(made: carpool.Job, error: type[CarpoolError], match: str) -> None:
-    """Before anything runs, with nothing said before."""
+    """Before anything runs."""
     seen: list[Any] = []
     with pytest.raises(error, match=match) as caught:
         carpool.train([made], device="cpu", reporters=[seen.append])
     assert str(caught.value).startswith("Job 'a': Expected ")
     assert " Remedy: " in str(caught.value)
-    assert not seen
+    assert_nothing_ran(seen)
 
 
 # A value under the name of another
