@@ -135,6 +135,14 @@ def raisable(error: BaseException) -> Exception:
     return made
 
 
+def noted(error: Exception, name: str) -> Exception:
+    """The error, with whose it is, where it does not say so: it is shown below the traceback."""
+    note = f"raised by job {name!r}"
+    if not isinstance(error, CarpoolError) and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+    return error
+
+
 def raise_with(error: BaseException, results: Any) -> NoReturn:
     """Raises the error with the results of the run as `.results`; where it takes no attribute, one of ours that it caused."""
     try:

@@ -48,6 +48,7 @@ from carpool.job import Job
 from carpool.memory import device as devices
 from carpool.memory.ledger import Ledger
 from carpool.memory.size import shown
+from carpool.mistakes import explained
 from carpool.planning.cursor import SLICE_S
 from carpool.planning.plan import Plan
 from carpool.result import Outcome, Result
@@ -386,12 +387,15 @@ class Run:
     # Ends
 
     def _reject(self, name: str, error: BaseException) -> None:
+        error = explained(self._jobs[name], error)
         self._emit(JobFailed(name, error))
         self.results[name] = Result(name, Outcome.FAILED, dict(self._jobs[name].config or {}), error=error)
         self._emit(JobEnded(name, Outcome.FAILED, 0))
         self._raise_if_asked(error)
 
     def _ended(self, result: Result) -> None:
+        if result.error is not None:
+            result = replace(result, error=explained(self._jobs[result.name], result.error))
         self.results[result.name] = result
         if result.error is not None:
             self._emit(JobFailed(result.name, result.error))

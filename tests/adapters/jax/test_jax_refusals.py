@@ -67,7 +67,6 @@ def test_no_parameters(model: Any):
         (torch.optim.SGD, "SGD, a type"),
         (None, "None"),
         (optax.adam, "adam, a function"),
-        (0.1, "float"),
         ((0.1, 0.2), "tuple"),
     ],
 )

@@ -13,7 +13,7 @@ from torch import nn
 
 import carpool
 from begun import assert_nothing_ran
-from carpool.errors import CarpoolError, LossError, StepError
+from carpool.errors import CarpoolError, DataError, JobError, LossError, StepError
 
 X, Y = torch.ones(6, 2), torch.ones(6, 1)
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -109,3 +109,88 @@ def test_what_a_loop_yields_has_names():
 
     with pytest.raises(StepError, match=r"^Loop 'a': Expected names of values that are text. Received: 3"):
         carpool.train(carpool.Loop(steps, name="a"), device="cpu", reporters=[])
+
+
+# Data that the model or the loss does not take
+
+CLASSES = torch.tensor([0, 1, 2, 0, 1, 2])
+THREE: dict[str, Any] = {"model": lambda: nn.Linear(2, 3), "loss": F.cross_entropy}
+MISFITS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "float64 of NumPy": (
+        {"data": (X.numpy().astype("float64"), Y.numpy().astype("float64"))},
+        "data of the type that the model's weights have. Received: x of (6, 2) float64, y of (6, 1) float64",
+        'x.astype("float32")',
+    ),
+    "pictures of bytes": (
+        {"model": lambda: nn.Conv2d(1, 1, 2), "data": (torch.ones(6, 1, 2, 2, dtype=torch.uint8), Y)},
+        "the type that the model's weights have. Received: x of (6, 1, 2, 2) uint8",
+        "x.float() of torch",
+    ),
+    "wrong width": (
+        {"model": lambda: nn.Linear(3, 1)},
+        "data of the shape that the model and the loss take. Received: x of (6, 2) float32",
+        "first layer as wide as a sample of x",
+    ),
+    "wrong channels": (
+        {"model": lambda: nn.Conv2d(3, 1, 1), "data": (torch.ones(6, 1, 2, 2), Y)},
+        "data of the shape that the model and the loss take. Received: x of (6, 1, 2, 2) float32",
+        "first layer as wide as a sample of x",
+    ),
+    "float targets": (
+        {**THREE, "data": (X, CLASSES.float())},
+        "class numbers, of an integer type (int64 in torch). Received: x of (6, 2) float32, y of (6,) float32",
+        'y.long() of torch, y.astype("int64") of NumPy',
+    ),
+    "a column of targets": (
+        {**THREE, "data": (X, CLASSES[:, None])},
+        "targets of the shape that the loss takes, such as one class number for each sample",
+        "y.squeeze(1)",
+    ),
+    "more classes than outputs": (
+        {**THREE, "data": (X, CLASSES + 1)},
+        "from 0 to one below their count",
+        "count from 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+@pytest.mark.parametrize("count", [1, 2])
+def test_data_that_does_not_fit_is_one_clear_error_and_no_word_before_it(
+    case: str, count: int, capfd: pytest.CaptureFixture[str]
+):
+    options, expected, remedy = MISFITS[case]
+    made = [job(**{**options, "name": name}) for name in "ab"[:count]]
+    with pytest.raises(DataError) as caught:
+        carpool.train(made, device="cpu", reporters=[])
+    said = str(caught.value)
+    assert said.startswith("Job 'a': Expected ")
+    assert expected in said
+    assert f"({type(caught.value.__cause__).__name__}: " in said
+    assert remedy in said.partition(" Remedy: ")[2]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_data_that_does_not_fit_one_job_costs_the_others_nothing(capfd: pytest.CaptureFixture[str]):
+    results = carpool.train(
+        [job(name="wide", model=lambda: nn.Linear(3, 1)), job(name="fits")], device="cpu", reporters=[]
+    )
+    assert [result.outcome for result in results] == [carpool.Outcome.FAILED, carpool.Outcome.COMPLETED]
+    assert str(results["wide"].error).startswith("Job 'wide': Expected data of the shape")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_error_of_the_users_own_stays_as_it_is_and_says_whose_it_is():
+    def loss(prediction: Any, target: Any) -> Any:
+        raise RuntimeError("of my own")
+
+    with pytest.raises(RuntimeError, match=r"^of my own") as caught:
+        carpool.train([job(loss=loss)], device="cpu", reporters=[])
+    assert caught.value.__notes__ == ["raised by job 'a'"]
+
+
+def test_callbacks_of_another_framework_are_refused():
+    class Theirs:
+        def on_epoch_end(self, epoch: int) -> None: ...
+
+    refused(job(callbacks=[Theirs()]), JobError, "callbacks of a torch job that are functions")
