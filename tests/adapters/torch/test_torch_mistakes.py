@@ -194,3 +194,81 @@ def test_callbacks_of_another_framework_are_refused():
         def on_epoch_end(self, epoch: int) -> None: ...
 
     refused(job(callbacks=[Theirs()]), JobError, "callbacks of a torch job that are functions")
+
+
+# Words that a newcomer writes
+
+
+def planned(**options: Any) -> Any:
+    return carpool.plan(job(**options), device="cpu")
+
+
+SCHEDULERS = torch.optim.lr_scheduler
+NEWCOMERS: dict[str, tuple[Any, str]] = {
+    "a scheduler without its arguments": (
+        lambda: planned(scheduler=SCHEDULERS.StepLR),
+        "Job 'a': Expected a function of the optimizer alone that makes a scheduler. "
+        "Received: StepLR, which also wants step_size. Remedy: pass partial(StepLR, step_size=10).",
+    ),
+    "one that steps at each batch": (
+        lambda: planned(scheduler=SCHEDULERS.OneCycleLR),
+        "Received: OneCycleLR, which also wants max_lr. Remedy: pass partial(OneCycleLR, max_lr=0.1).",
+    ),
+    "an optimizer without its arguments": (
+        lambda: planned(optimizer=lambda parameters, lr: None),
+        "which also wants lr. Remedy: pass partial(lambda, lr=...).",
+    ),
+    "a model's class": (
+        lambda: planned(model=nn.Linear),
+        "Job 'a': Expected a function of nothing that makes a model. Received: Linear, which also wants "
+        "in_features, out_features. Remedy: pass partial(Linear, in_features=..., out_features=...).",
+    ),
+    "an optimizer's name": (
+        lambda: job(optimizer="adam"),
+        "Job 'a': Expected an optimizer, or a function that makes one. Received: 'adam'. "
+        "Remedy: pass a function of parameters: partial(torch.optim.Adam, lr=1e-3), or optax.adam(1e-3)",
+    ),
+    "a loss's name": (
+        lambda: job(loss="cross_entropy"),
+        "Job 'a': Expected loss to be a function. Received: 'cross_entropy'. "
+        "Remedy: pass a function: loss=torch.nn.functional.cross_entropy, or the mean of optax.",
+    ),
+    "a loss's name as Keras has it": (
+        lambda: job(loss="sparse_categorical_crossentropy"),
+        "Remedy: pass a function: loss=torch.nn.functional.cross_entropy",
+    ),
+    "a list of metrics": (
+        lambda: job(metrics=[F.l1_loss]),
+        "Job 'a': Expected metrics as a dict of functions by name. Received: [<function l1_loss",
+    ),
+    "an axis that is one number": (
+        lambda: carpool.grid(lambda lr: job(), lr=0.1),  # type: ignore[arg-type]
+        "Expected a list of values for axis 'lr'. Received: lr=0.1. Remedy: pass lr=[0.1].",
+    ),
+    "a job instead of a function": (
+        lambda: carpool.grid(job(), lr=[0.1]),  # type: ignore[arg-type]
+        "Remedy: pass a function that returns a carpool.Job.",
+    ),
+    "a word that is nearly an argument": (
+        lambda: job(batchsize=3),
+        "Expected an argument of Job. Received: batchsize=. Remedy: did you mean 'batch_size='?",
+    ),
+    "a metric that is nearly there": (
+        lambda: carpool.train(job(metrics={"accuracy": F.l1_loss}), device="cpu", reporters=[]).best("acc"),
+        "Expected one of the metrics loss, accuracy. Received: 'acc'. Remedy: did you mean 'accuracy'?",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NEWCOMERS)
+def test_what_newcomers_write_is_told_what_to_write(case: str, capfd: pytest.CaptureFixture[str]):
+    call, said = NEWCOMERS[case]
+    with pytest.raises(CarpoolError) as caught:
+        call()
+    assert said in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_one_job_is_a_list_of_one():
+    [result] = carpool.train(job(), device="cpu", reporters=[])
+    assert result.outcome is carpool.Outcome.COMPLETED
