@@ -28,7 +28,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+Raised = TypeVar("Raised", bound=BaseException)
 
 
 class CarpoolError(Exception):
@@ -135,7 +137,7 @@ def raisable(error: BaseException) -> Exception:
     return made
 
 
-def noted(error: Exception, name: str) -> Exception:
+def noted(error: Raised, name: str) -> Raised:
     """The error, with whose it is, where it does not say so: it is shown below the traceback."""
     note = f"raised by job {name!r}"
     if not isinstance(error, CarpoolError) and note not in getattr(error, "__notes__", ()):

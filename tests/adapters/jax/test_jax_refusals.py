@@ -228,7 +228,7 @@ def test_what_the_users_own_code_raises_is_that_jobs_failure():
     jobs = {
         ZeroDivisionError: loops.job(factory),
         KeyError: loops.job(lambda key: Model({"w": jnp.ones((6, 3))}, wrong)),
-        TypeError: loops.job(linear, data=(loops.X[:, :5], loops.Y)),
+        DataError: loops.job(linear, data=(loops.X[:, :5], loops.Y)),
     }
     before = np.array(loops.X)
     *bad, good = loops.trained(*jobs.values(), loops.job(linear))

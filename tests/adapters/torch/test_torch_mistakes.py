@@ -180,12 +180,13 @@ def test_data_that_does_not_fit_one_job_costs_the_others_nothing(capfd: pytest.C
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_error_of_the_users_own_stays_as_it_is_and_says_whose_it_is():
+@pytest.mark.parametrize("on_error", ["collect", "raise"])
+def test_an_error_of_the_users_own_stays_as_it_is_and_says_whose_it_is(on_error: str):
     def loss(prediction: Any, target: Any) -> Any:
         raise RuntimeError("of my own")
 
     with pytest.raises(RuntimeError, match=r"^of my own") as caught:
-        carpool.train([job(loss=loss)], device="cpu", reporters=[])
+        carpool.train([job(loss=loss)], device="cpu", reporters=[], on_error=on_error)
     assert caught.value.__notes__ == ["raised by job 'a'"]
 
 
