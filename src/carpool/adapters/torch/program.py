@@ -316,9 +316,10 @@ class Program:
 
 def end_run() -> None:
     """Nothing is compiled in the background any more, for whomever it was, and little of what was traced is kept."""
-    for ready in _memory.values():
+    kept = list(_memory.values())
+    for ready in kept:
         ready.stop()
-    nodes = sum(_size(ready) for ready in _memory.values())
+    nodes = sum(map(_size, kept))
     while nodes > _MOST_NODES and len(_memory) > 1:
         nodes -= _size(_memory.popitem(last=False)[1])
     if FakeTensorMode.cache_info().size > _MOST_SHAPES:
@@ -372,12 +373,13 @@ def trace_only(
 
 
 def _remembered(key: Hashable, make: Callable[[], _Ready]) -> _Ready:
-    if key not in _memory:
-        _memory[key] = make()
-    _memory.move_to_end(key)
+    ready = _memory.pop(key, None)
+    _memory[key] = ready = (
+        make() if ready is None else ready
+    )  # a run in another thread may drop it at any time
     while len(_memory) > _REMEMBERED:
         _memory.popitem(last=False)
-    return _memory[key]
+    return ready
 
 
 def _shapes(tensors: Tensors) -> Hashable:
