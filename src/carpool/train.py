@@ -344,8 +344,9 @@ def _check_options(device: Any, verify: Any, on_error: Any, compile: Any) -> Non
     _check_device(device)
     Arguments().flag("verify", verify)
     Arguments().choice("on_error", on_error, ("collect", "raise"))
-    if not isinstance(compile, bool) and not (isinstance(compile, str) and compile == "auto"):
-        raise OptionError(sentence('compile="auto", True or False', shown(compile), "pass one of the three"))
+    if not isinstance(compile, bool) and not (isinstance(compile, str) and compile in ("auto", "resident")):
+        ways = 'compile="auto", "resident", True or False'
+        raise OptionError(sentence(ways, shown(compile), "pass one of these"))
 
 
 def _check_device(device: Any) -> None:

@@ -25,7 +25,7 @@ from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Chunk, Cursor, Supply
 from carpool.planning.holds import Hold
 from carpool.planning.spec import ModelSpec
-from carpool.planning.trials import Trial
+from carpool.planning.trials import Form, Trial
 
 _SAVE = "save and load them yourself"
 
@@ -291,8 +291,8 @@ class FusedSession(Session):
         """Seconds a launch takes, and seconds it took to prepare one (trace, compile, capture)."""
 
 
-Prepared = Callable[[int, int, bool, float], None]
-"""Called when a step was prepared: batch size, width, whether it was compiled, seconds."""
+Prepared = Callable[[int, int, Form, float], None]
+"""Called when a step was prepared: batch size, width, how it runs, seconds."""
 
 
 class Fuser(ABC):

@@ -51,6 +51,7 @@ from carpool.memory.size import shown
 from carpool.mistakes import explained
 from carpool.planning.cursor import SLICE_S
 from carpool.planning.plan import Plan
+from carpool.planning.trials import Form
 from carpool.result import Outcome, Result
 from carpool.stopping import declared
 
@@ -192,8 +193,8 @@ class Run:
             )
         assert adapter.fuser is not None, "the planner fuses only what has a fuser"
 
-        def prepared(size: int, width: int, compiled: bool, seconds: float) -> None:
-            self._emit(GroupCompiled(entry.number, size, width, compiled, seconds))
+        def prepared(size: int, width: int, form: Form, seconds: float) -> None:
+            self._emit(GroupCompiled(entry.number, size, width, form, seconds))
 
         with collector.put_off():
             return adapter.fuser.open(jobs, len(jobs), self._orders.device, prepared)
@@ -205,11 +206,11 @@ class Run:
             apart = self._workers.open(entry.group, members, finish, self._emit, entry.number)
             return apart, apart
         session = self._session(entry)
-        members, finish = self._members(entry, session.peak_bytes, session.note)
+        members, finish = self._members(entry, session.peak_bytes, lambda: session.note)
         return Driver(session, members, finish, self._emit, entry.number), session
 
     def _members(
-        self, entry: Entry, peak_bytes: Callable[[], int | None], note: str = ""
+        self, entry: Entry, peak_bytes: Callable[[], int | None], note: Callable[[], str] = str
     ) -> tuple[list[Member], Finish]:
         courses = {spec.name: spec.course for spec in entry.group.specs}
         adapter = self._adapters[entry.group.adapter]
@@ -228,7 +229,8 @@ class Run:
                 member.held = Holding(None, {})
             seconds = time.perf_counter() - started
             ended = _result(member, outcome, trained, error, seconds, peak_bytes(), entry)
-            self._ended(replace(ended, reason=f"{ended.reason}; {note}") if note else ended)
+            said = note()
+            self._ended(replace(ended, reason=f"{ended.reason}; {said}") if said else ended)
 
         members = [
             entry.saved[name][0] if name in entry.saved else Member(self._jobs[name], courses[name])

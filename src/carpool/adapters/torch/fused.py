@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +49,7 @@ from carpool.errors import described, failure
 from carpool.job import Job, share_of
 from carpool.memory import heap
 from carpool.planning.cursor import Chunk, Supply, launches
-from carpool.planning.trials import Trial
+from carpool.planning.trials import Form, Trial
 from carpool.planning.widths import spread
 from carpool.windows import measured
 
@@ -84,13 +85,14 @@ class StackedSession(FusedSession):
         self._known: list[Known | None] = [*known, *[None] * (self.width - len(known))]
         self._lookup, self._stacks = lookup, stacks
         self._threads = threads or Threads()
-        self.note = self._threads.note
         self._pool = Pool([member.built.data for member in known])
         self._window = make_window(known)
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
         self.schedules = _has_timers(known)
         key = (self._first.signature, recipe.sharing)
-        self._programs = Programs(key, self._panels, device, compile, prepared, repeats=width > 1)
+        self._programs = Programs(
+            key, self._panels, device, compile, prepared, width > 1, lambda: self._threads.most
+        )
         self._best: Tensors = {}
         self._dead: set[int] = set()
         self._versions: dict[int, list[int]] = {}
@@ -117,6 +119,10 @@ class StackedSession(FusedSession):
         except BaseException:  # a session that cannot be opened holds up nobody
             self._stream.close()
             raise
+
+    @property
+    def note(self) -> str:  # type: ignore[override]  # what is known when a member has ended
+        return self._programs.note or self._threads.note
 
     def turn(self) -> AbstractContextManager[object]:
         return self._threads.inside() if self._device == "cpu" else self._stream.turn()
@@ -251,12 +257,12 @@ class StackedSession(FusedSession):
         sums = {name: own[:, column].astype(np.float64) for column, name in enumerate(names)}
         return MetricColumns(rows, steps, steps * ticket.chunk.size, sums, dead)
 
-    def _stopped(self, chunk: Chunk, ahead: Ahead) -> list[Ticket]:
+    def _stopped(self, chunk: Chunk, ahead: Ahead, program: Program | None = None) -> list[Ticket]:
         """A chunk that went no further: panels before the one that raised are through, those after it have not begun."""
-        done, tickets = self._tensors["k"].tolist(), []
+        tickets = []
         by_steps: dict[int, list[int]] = {}
-        for row in chunk.rows:
-            by_steps.setdefault(done[self._panels.of(row)], []).append(row)
+        for row, steps in self._done(chunk.rows, program).items():
+            by_steps.setdefault(steps, []).append(row)
         for steps, rows in by_steps.items():
             for row in rows:
                 self._hypers.rewind(row, steps, ahead)
@@ -272,22 +278,37 @@ class StackedSession(FusedSession):
 
         A failure nobody owns is the group's.
         """
-        done = self._tensors["k"].tolist()
+        done, short = self._done(chunk.rows, program), self._short(program)
         errors: dict[int, BaseException] = {}
         for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
-            panel = self._panels.of(row)
-            if program is not None and panel != program.at:
+            if program is not None and (self._panels.of(row) != program.at or (short and row not in short)):
                 continue
-            case = self._feed.case(row, cursor, done[panel], chunk.size)
+            case = self._feed.case(row, cursor, done[row], chunk.size)
             if (own := try_step(self._recipe, case)) is not None:
                 errors[row] = own
-        return StepFailure(self._stopped(chunk, ahead), errors) if errors else error
+            elif row in short:
+                errors[row] = error
+        return StepFailure(self._stopped(chunk, ahead, program), errors) if errors else error
+
+    def _done(self, rows: Sequence[int], program: Program | None) -> dict[int, int]:
+        """How many steps of the launch each row has taken."""
+        done = self._tensors["k"].tolist()
+        return {row: done[self._panels.of(row)] for row in rows} | {
+            row: steps for row, steps in self._short(program).items() if row in rows
+        }
+
+    def _short(self, program: Program | None) -> dict[int, int]:
+        """The rows that raised by themselves, while their panel went on: how many steps they took."""
+        if program is None:
+            return {}
+        return {program.at * self._panels.rows + row: steps for row, steps in program.short.items()}
 
     def _train_program(self, size: int) -> Program:
         return self._program("train", size, lambda: train_step(self._recipe, size), self._tensors)
 
     def _program(self, kind: str, size: int, make: Callable[[], Any], tensors: Tensors) -> Program:
-        program = self._programs.get(kind, size, make, tensors, lambda: self._launches(kind, size))
+        launches = partial(self._launches, kind, size)
+        program = self._programs.get(kind, size, make, tensors, launches, self._recipe)
         if kind != "train":  # a training step is taken up between chunks, and looked at first
             self._programs.take_compiled(kind, size)
         return program
@@ -375,21 +396,26 @@ class StackedSession(FusedSession):
 
     def _compared(self, chunk: Chunk) -> tuple[Trial | None, bool]:
         case = self._feed.case(chunk.rows[0], chunk.cursors[0], 0, chunk.size)
-        launch, compiled = self._launch(chunk)
+        launch, form = self._launch(chunk)
         step = alone_step(self._recipe, case, self._first.probe.random)
         found = measured([launch, lambda: self._threads.outside(step)])
         self._took_s.setdefault(chunk.size, found.seconds[0])
-        trial = Trial(self._members(), found.seconds[0], found.seconds[1], compiled)
+        trial = Trial(
+            self._members(),
+            *found.seconds,
+            compiled=form == "compiled",
+            form="resident" if form == "resident" else "",
+        )
         return trial if found.agrees else None, found.busy
 
     def _members(self) -> int:
         return sum(member is not None for member in self._known)
 
-    def _launch(self, chunk: Chunk) -> tuple[Callable[[], float], bool]:
-        """What takes one launch of the chunk, on idle rows, and returns its seconds; and whether it is compiled."""
+    def _launch(self, chunk: Chunk) -> tuple[Callable[[], float], Form]:
+        """What takes one launch of the chunk, and keeps nothing, and returns its seconds; and how it runs."""
         self._feed.tell(chunk, 1)
         program = self._train_program(chunk.size)
-        return program.launch_s, program.compiled
+        return program.launch_s, program.form
 
     # Rows in and out
 

@@ -34,8 +34,10 @@ from carpool.adapters.torch.compiler import (
     request,
 )
 from carpool.adapters.torch.faking import unlogged
+from carpool.adapters.torch.resident import Code, OutOfBounds, Resident
 from carpool.adapters.torch.tuning import timed_as_captured
 from carpool.errors import described
+from carpool.planning.trials import Form
 
 Tensors = dict[str, Tensor]
 
@@ -113,11 +115,30 @@ class Program:
         self.at = 0
         """The panel that runs, or ran last."""
         self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self.resident: Resident | None = None
+        """Its steps as machine code, once it runs so."""
+        self.short: dict[int, int] = {}
+        """Rows of the panel that raised which took fewer steps of the launch than the others, and how many."""
         self.prepare_s = time.perf_counter() - started
 
     @property
     def compiled(self) -> bool:
         return self._call is self._ready.compiled
+
+    @property
+    def form(self) -> Form:
+        """How it runs."""
+        if self.resident is not None:
+            return "resident"
+        return "compiled" if self.compiled else "traced"
+
+    def made_resident(self, code: Code, threads: Callable[[], int]) -> Resident:
+        """Its steps as machine code. Raises what making it raises."""
+        started = time.perf_counter()
+        try:
+            return Resident(code, self._panels, threads)
+        finally:
+            self.prepare_s += time.perf_counter() - started
 
     @property
     def lowest(self) -> torch.dtype:
@@ -167,6 +188,8 @@ class Program:
     @property
     def is_compiling(self) -> bool:
         """Whether compiling goes on in the background, or another session's is through and was not taken up here."""
+        if self.resident is not None:
+            return False
         return self._ready.compiling is not None or self._call is not self._ready.best
 
     def take_compiled(self, wait: bool = False) -> bool:
@@ -215,6 +238,8 @@ class Program:
 
         Each panel is timed when it has just run, and is in the cache, as it is at all steps of a chunk but the first.
         """
+        if self.resident is not None:
+            return self.resident.launch_s()
         call = self._call if self._device.type != "cuda" else lambda *_: self._graph(1).replay()
         taken: list[float] = []
 
@@ -245,10 +270,21 @@ class Program:
             if len(self._panels) > 1 and not tensors["active"].any():
                 continue
             self.at = number
+            if self.resident is not None:
+                self._run_resident(self.resident, number, steps)
+                continue
             for _ in range(steps):
                 self._begun = self._writes()
                 self._call(*inputs)
         self._begun = None
+
+    def _run_resident(self, resident: Resident, panel: int, steps: int) -> None:
+        self.short = {}
+        try:
+            resident.run(panel, steps)
+        except OutOfBounds as error:
+            self.short = error.steps
+            raise
 
     def capture(self, steps: int) -> None:
         """Captures what so many steps take, on a device that captures; that runs a step with no row active."""

@@ -1,0 +1,441 @@
+"""Operators that compute each element by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from carpool.kernels.resident.builder import Builder, Refused, Value
+from carpool.kernels.resident.loops import Const, Expr, Type
+from carpool.kernels.resident.lower.table import TYPES, Call, lowers
+from carpool.kernels.resident.operations import cast, op
+
+_WIDTH: dict[Type, int] = {"u1": 0, "i4": 1, "i8": 2, "f4": 3, "f8": 4}
+
+
+def pointwise(builder: Builder, shape: tuple[int, ...], made: Callable[..., Expr], *args: Any) -> Value:
+    """Each element by `made` from the elements of its arguments, which are broadcast."""
+    return Value(shape, made(*(builder.expanded(arg, shape).expr for arg in args)))
+
+
+def number(given: Any, type: Type) -> Value:
+    """A Python number or a value, as one of this type."""
+    if isinstance(given, Value):
+        return Value(given.shape, cast(given.expr, type))
+    if isinstance(given, int | float | bool):
+        return Value((), cast(Const("f8", given), type))
+    raise Refused(f"an argument of type {given.__class__.__name__}")
+
+
+def wider(*args: Any) -> Type:
+    """The type in which values are compared."""
+    types = [arg.type for arg in args if isinstance(arg, Value) and arg.shape] or [
+        arg.type for arg in args if isinstance(arg, Value)
+    ]
+    found = max(types, key=_WIDTH.__getitem__)
+    has_fraction = any(isinstance(arg, float) for arg in args)
+    return "f4" if has_fraction and found not in ("f4", "f8") else found
+
+
+def _arithmetic(name: str, *aten: str) -> None:
+    @lowers(*aten)
+    def lower(call: Call, *args: Any) -> Value:
+        own = [number(arg, call.type) for arg in args]
+        return pointwise(call.builder, call.shape, lambda *exprs: op(name, *exprs), *own)
+
+
+for _name, _aten in {
+    "mul": ("aten.mul.Tensor", "aten.mul.Scalar"),
+    "div": ("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor"),
+    "max": ("aten.maximum.default",),
+    "min": ("aten.minimum.default",),
+    "neg": ("aten.neg.default",),
+    "abs": ("aten.abs.default",),
+    "exp": ("aten.exp.default",),
+    "expm1": ("aten.expm1.default",),
+    "log": ("aten.log.default",),
+    "log1p": ("aten.log1p.default",),
+    "log2": ("aten.log2.default",),
+    "sqrt": ("aten.sqrt.default",),
+    "rsqrt": ("aten.rsqrt.default",),
+    "tanh": ("aten.tanh.default",),
+    "sigmoid": ("aten.sigmoid.default",),
+    "erf": ("aten.erf.default",),
+    "erfc": ("aten.erfc.default",),
+    "sin": ("aten.sin.default",),
+    "cos": ("aten.cos.default",),
+    "atan": ("aten.atan.default",),
+    "sinh": ("aten.sinh.default",),
+    "cosh": ("aten.cosh.default",),
+    "floor": ("aten.floor.default",),
+    "ceil": ("aten.ceil.default",),
+    "trunc": ("aten.trunc.default",),
+    "round": ("aten.round.default",),
+    "rem": ("aten.remainder.Scalar", "aten.remainder.Tensor"),
+    "atan2": ("aten.atan2.default",),
+}.items():
+    _arithmetic(_name, *_aten)
+
+
+def _compared(name: str) -> None:
+    @lowers(f"aten.{name}.Tensor", f"aten.{name}.Scalar")
+    def lower(call: Call, left: Any, right: Any) -> Value:
+        type = wider(left, right)
+        return pointwise(
+            call.builder, call.shape, lambda a, b: op(name, a, b), number(left, type), number(right, type)
+        )
+
+
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    _compared(_name)
+
+
+def _truth(name: str, *aten: str) -> None:
+    @lowers(*aten)
+    def lower(call: Call, *args: Any) -> Value:
+        if call.type != "u1":
+            raise Refused("bits of integers")
+        own = [number(arg, "u1") for arg in args]
+        return pointwise(call.builder, call.shape, lambda *exprs: op(name, *exprs), *own)
+
+
+for _name, _aten in {
+    "and": ("aten.logical_and.default", "aten.bitwise_and.Tensor", "aten.__and__.Tensor"),
+    "or": ("aten.logical_or.default", "aten.bitwise_or.Tensor", "aten.__or__.Tensor"),
+    "xor": ("aten.logical_xor.default", "aten.bitwise_xor.Tensor"),
+    "not": ("aten.logical_not.default", "aten.bitwise_not.default"),
+}.items():
+    _truth(_name, *_aten)
+
+
+@lowers("aten.isnan.default", "aten.isinf.default")
+def is_not_finite(call: Call, input: Value) -> Value:
+    name = "isnan" if "isnan" in str(call.node.target) else "isinf"
+    return Value(input.shape, op(name, input.expr))
+
+
+@lowers("aten.add.Tensor", "aten.add.Scalar")
+def add(call: Call, left: Any, right: Any, alpha: Any = 1) -> Value:
+    return _sum(call, "add", left, right, alpha)
+
+
+@lowers("aten.sub.Tensor", "aten.sub.Scalar")
+def sub(call: Call, left: Any, right: Any, alpha: Any = 1) -> Value:
+    return _sum(call, "sub", left, right, alpha)
+
+
+@lowers("aten.rsub.Scalar", "aten.rsub.Tensor")
+def rsub(call: Call, left: Any, right: Any, alpha: Any = 1) -> Value:
+    return _sum(call, "sub", right, left, alpha)
+
+
+def _sum(call: Call, name: str, left: Any, right: Any, alpha: Any) -> Value:
+    a, b, scale = (number(given, call.type) for given in (left, right, alpha))
+    return pointwise(call.builder, call.shape, lambda a, b, s: op(name, a, op("mul", b, s)), a, b, scale)
+
+
+@lowers("aten.reciprocal.default")
+def reciprocal(call: Call, input: Value) -> Value:
+    own = number(input, call.type)
+    return Value(own.shape, op("div", Const(call.type, 1.0), own.expr))
+
+
+@lowers("aten.relu.default")
+def relu(call: Call, input: Value) -> Value:
+    return Value(input.shape, op("max", input.expr, Const(call.type, 0.0)))
+
+
+@lowers("aten.sign.default", "aten.sgn.default")
+def sign(call: Call, input: Value) -> Value:
+    zero, one = Const(call.type, 0), Const(call.type, 1)
+    positive = op("where", op("gt", input.expr, zero), one, zero)
+    negative = op("where", op("lt", input.expr, zero), one, zero)
+    return Value(input.shape, op("sub", positive, negative))
+
+
+@lowers("aten.square.default")
+def square(call: Call, input: Value) -> Value:
+    return Value(input.shape, op("mul", input.expr, input.expr))
+
+
+@lowers("aten.pow.Tensor_Scalar")
+def power(call: Call, input: Value, exponent: float) -> Value:
+    x = number(input, call.type).expr
+    if exponent in (2, 3, 4):
+        squared = op("mul", x, x)
+        made = {2: squared, 3: op("mul", squared, x), 4: op("mul", squared, squared)}[int(exponent)]
+    elif exponent == 1:
+        made = x
+    elif exponent == 0:
+        made = Const(call.type, 1.0)
+    elif exponent == 0.5:
+        made = op("sqrt", x)
+    elif exponent == -0.5:
+        made = op("div", Const(call.type, 1.0), op("sqrt", x))
+    elif exponent == -1:
+        made = op("div", Const(call.type, 1.0), x)
+    else:
+        made = op("pow", x, cast(Const("f8", float(exponent)), call.type))
+    return Value(input.shape, made)
+
+
+@lowers("aten.pow.Tensor_Tensor", "aten.pow.Scalar")
+def powers(call: Call, base: Any, exponent: Any) -> Value:
+    own = [number(given, call.type) for given in (base, exponent)]
+    return pointwise(call.builder, call.shape, lambda a, b: op("pow", a, b), *own)
+
+
+@lowers("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar")
+def where(call: Call, condition: Value, yes: Any, no: Any) -> Value:
+    own = [number(condition, "u1"), number(yes, call.type), number(no, call.type)]
+    return pointwise(call.builder, call.shape, lambda c, a, b: op("where", c, a, b), *own)
+
+
+@lowers("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+def masked_fill(call: Call, input: Value, mask: Value, value: Any) -> Value:
+    return where(call, mask, value, input)
+
+
+@lowers("aten.clamp.default", "aten.clamp.Tensor", "aten.hardtanh.default")
+def clamp(call: Call, input: Value, min: Any = None, max: Any = None) -> Value:
+    if str(call.node.target).startswith("aten.hardtanh"):
+        min, max = -1.0 if min is None else min, 1.0 if max is None else max
+    made = number(input, call.type)
+    if min is not None:
+        made = pointwise(call.builder, call.shape, lambda a, b: op("max", a, b), made, number(min, call.type))
+    if max is not None:
+        made = pointwise(call.builder, call.shape, lambda a, b: op("min", a, b), made, number(max, call.type))
+    return made
+
+
+@lowers("aten.clamp_min.default", "aten.clamp_min.Tensor")
+def clamp_min(call: Call, input: Value, min: Any) -> Value:
+    return clamp(call, input, min, None)
+
+
+@lowers("aten.clamp_max.default", "aten.clamp_max.Tensor")
+def clamp_max(call: Call, input: Value, max: Any) -> Value:
+    return clamp(call, input, None, max)
+
+
+@lowers("aten.threshold_backward.default")
+def threshold_backward(call: Call, grad: Value, input: Value, threshold: float) -> Value:
+    zero = Const(call.type, 0.0)
+    return pointwise(
+        call.builder,
+        call.shape,
+        lambda g, x: op("where", op("le", x, cast(Const("f8", float(threshold)), call.type)), zero, g),
+        grad,
+        input,
+    )
+
+
+@lowers("aten.tanh_backward.default")
+def tanh_backward(call: Call, grad: Value, output: Value) -> Value:
+    one = Const(call.type, 1.0)
+    return pointwise(
+        call.builder, call.shape, lambda g, y: op("mul", g, op("sub", one, op("mul", y, y))), grad, output
+    )
+
+
+@lowers("aten.sigmoid_backward.default")
+def sigmoid_backward(call: Call, grad: Value, output: Value) -> Value:
+    one = Const(call.type, 1.0)
+    return pointwise(
+        call.builder,
+        call.shape,
+        lambda g, y: op("mul", op("mul", g, y), op("sub", one, y)),
+        grad,
+        output,
+    )
+
+
+@lowers("aten.lerp.Tensor", "aten.lerp.Scalar")
+def lerp(call: Call, start: Value, end: Value, weight: Any) -> Value:
+    """In torch's own arithmetic: from the nearer end."""
+
+    def made(a: Expr, b: Expr, w: Expr) -> Expr:
+        way, one = op("sub", b, a), Const(call.type, 1.0)
+        near = op("add", a, op("mul", w, way))
+        far = op("sub", b, op("mul", way, op("sub", one, w)))
+        return op("where", op("lt", op("abs", w), Const(call.type, 0.5)), near, far)
+
+    own = [number(given, call.type) for given in (start, end, weight)]
+    return pointwise(call.builder, call.shape, made, *own)
+
+
+@lowers("aten.addcmul.default")
+def addcmul(call: Call, input: Value, left: Value, right: Value, value: Any = 1) -> Value:
+    def made(x: Expr, a: Expr, b: Expr, v: Expr) -> Expr:
+        return op("add", x, op("mul", v, op("mul", a, b)))
+
+    own = [number(given, call.type) for given in (input, left, right, value)]
+    return pointwise(call.builder, call.shape, made, *own)
+
+
+@lowers("aten.addcdiv.default")
+def addcdiv(call: Call, input: Value, left: Value, right: Value, value: Any = 1) -> Value:
+    def made(x: Expr, a: Expr, b: Expr, v: Expr) -> Expr:
+        return op("add", x, op("mul", v, op("div", a, b)))
+
+    own = [number(given, call.type) for given in (input, left, right, value)]
+    return pointwise(call.builder, call.shape, made, *own)
+
+
+@lowers("aten.gelu.default")
+def gelu(call: Call, input: Value, approximate: str = "none") -> Value:
+    x, one, half = input.expr, Const(call.type, 1.0), Const(call.type, 0.5)
+    if approximate == "tanh":
+        inner = _gelu_inner(call.type, x)
+        return Value(input.shape, op("mul", op("mul", half, x), op("add", one, op("tanh", inner))))
+    scaled = op("mul", x, Const(call.type, math.sqrt(0.5)))
+    return Value(input.shape, op("mul", op("mul", half, x), op("add", one, op("erf", scaled))))
+
+
+def _gelu_inner(type: Type, x: Expr) -> Expr:
+    cube = op("mul", op("mul", x, x), x)
+    inside = op("add", x, op("mul", Const(type, 0.044715), cube))
+    return op("mul", Const(type, math.sqrt(2 / math.pi)), inside)
+
+
+@lowers("aten.gelu_backward.default")
+def gelu_backward(call: Call, grad: Value, input: Value, approximate: str = "none") -> Value:
+    type, one, half = call.type, Const(call.type, 1.0), Const(call.type, 0.5)
+
+    def exact(g: Expr, x: Expr) -> Expr:
+        share = op("mul", half, op("add", one, op("erf", op("mul", x, Const(type, math.sqrt(0.5))))))
+        bell = op("exp", op("mul", op("mul", x, x), Const(type, -0.5)))
+        density = op("mul", bell, Const(type, 1 / math.sqrt(2 * math.pi)))
+        return op("mul", g, op("add", share, op("mul", x, density)))
+
+    def rough(g: Expr, x: Expr) -> Expr:
+        bent = op("tanh", _gelu_inner(type, x))
+        slope = op("add", one, op("mul", Const(type, 3 * 0.044715), op("mul", x, x)))
+        inner = op("mul", Const(type, math.sqrt(2 / math.pi)), slope)
+        left = op("mul", half, op("add", one, bent))
+        right = op("mul", op("mul", half, x), op("mul", op("sub", one, op("mul", bent, bent)), inner))
+        return op("mul", g, op("add", left, right))
+
+    return pointwise(call.builder, call.shape, rough if approximate == "tanh" else exact, grad, input)
+
+
+@lowers("aten.silu.default")
+def silu(call: Call, input: Value) -> Value:
+    return Value(input.shape, op("mul", input.expr, op("sigmoid", input.expr)))
+
+
+@lowers("aten.silu_backward.default")
+def silu_backward(call: Call, grad: Value, input: Value) -> Value:
+    one = Const(call.type, 1.0)
+
+    def made(g: Expr, x: Expr) -> Expr:
+        s = op("sigmoid", x)
+        return op("mul", g, op("mul", s, op("add", one, op("mul", x, op("sub", one, s)))))
+
+    return pointwise(call.builder, call.shape, made, grad, input)
+
+
+@lowers("aten.leaky_relu.default")
+def leaky_relu(call: Call, input: Value, slope: float = 0.01) -> Value:
+    x, low = input.expr, cast(Const("f8", float(slope)), call.type)
+    positive = op("gt", x, Const(call.type, 0.0))
+    return Value(input.shape, op("where", positive, x, op("mul", x, low)))
+
+
+@lowers("aten.leaky_relu_backward.default")
+def leaky_relu_backward(call: Call, grad: Value, input: Value, slope: float, is_result: bool) -> Value:
+    low = cast(Const("f8", float(slope)), call.type)
+
+    def made(g: Expr, x: Expr) -> Expr:
+        return op("where", op("gt", x, Const(call.type, 0.0)), g, op("mul", g, low))
+
+    return pointwise(call.builder, call.shape, made, grad, input)
+
+
+@lowers("aten.elu.default")
+def elu(call: Call, input: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
+    x = input.expr
+    a, s, i = (cast(Const("f8", float(given)), call.type) for given in (alpha, scale, input_scale))
+    negative = op("mul", op("mul", a, op("expm1", op("mul", x, i))), s)
+    return Value(input.shape, op("where", op("gt", x, Const(call.type, 0.0)), op("mul", x, s), negative))
+
+
+@lowers("aten.elu_backward.default")
+def elu_backward(
+    call: Call, grad: Value, alpha: float, scale: float, input_scale: float, is_result: bool, given: Value
+) -> Value:
+    a, s, i = (cast(Const("f8", float(one)), call.type) for one in (alpha, scale, input_scale))
+
+    def made(g: Expr, x: Expr) -> Expr:
+        if is_result:
+            low = op("mul", i, op("add", x, op("mul", a, s)))
+        else:
+            low = op("mul", op("mul", op("mul", i, a), s), op("exp", op("mul", x, i)))
+        above = op("gt", x, Const(call.type, 0.0))
+        return op("mul", g, op("where", above, s, low))
+
+    return pointwise(call.builder, call.shape, made, grad, given)
+
+
+@lowers("aten.softplus.default")
+def softplus(call: Call, input: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
+    b, t = (cast(Const("f8", float(given)), call.type) for given in (beta, threshold))
+    scaled = op("mul", input.expr, b)
+    soft = op("div", op("log1p", op("exp", scaled)), b)
+    return Value(input.shape, op("where", op("gt", scaled, t), input.expr, soft))
+
+
+@lowers("aten.softplus_backward.default")
+def softplus_backward(call: Call, grad: Value, input: Value, beta: float, threshold: float) -> Value:
+    b, t = (cast(Const("f8", float(given)), call.type) for given in (beta, threshold))
+
+    def made(g: Expr, x: Expr) -> Expr:
+        scaled = op("mul", x, b)
+        return op("where", op("gt", scaled, t), g, op("mul", g, op("sigmoid", scaled)))
+
+    return pointwise(call.builder, call.shape, made, grad, input)
+
+
+@lowers("aten._to_copy.default", "prims.convert_element_type.default")
+def to_copy(call: Call, input: Value, *_: Any, **__: Any) -> Value:
+    return number(input, call.type)
+
+
+@lowers(
+    "aten.clone.default", "aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default",
+    "aten.contiguous.default", "aten.lift_fresh.default", "prims.view_of.default",
+)  # fmt: skip
+def same(call: Call, input: Value, **_: Any) -> Value:
+    return input
+
+
+@lowers("aten.copy.default")
+def copied(call: Call, input: Value, source: Value, *_: Any) -> Value:
+    return call.builder.expanded(number(source, call.type), call.shape)
+
+
+@lowers(
+    "aten.full.default", "aten.full_like.default", "aten.zeros.default", "aten.zeros_like.default",
+    "aten.ones.default", "aten.ones_like.default", "aten.new_zeros.default", "aten.new_ones.default",
+    "aten.new_full.default", "aten.scalar_tensor.default", "aten.empty.memory_format", "aten.empty_like.default",
+)  # fmt: skip
+def filled(call: Call, *args: Any, **_: Any) -> Value:
+    name = str(call.node.target)
+    value = 1 if "ones" in name else 0
+    if "full" in name:
+        value = args[-1] if not isinstance(args[-1], Value) else None
+    elif "scalar_tensor" in name:
+        value = args[0]
+    if not isinstance(value, int | float):
+        raise Refused("a value that is computed")
+    kind = TYPES.get(call.made.dtype)
+    if kind is None:
+        raise Refused(f"numbers of type {call.made.dtype}")
+    return Value(call.shape, cast(Const("f8", value), kind))
+
+
+def is_float(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float32, torch.float64)
