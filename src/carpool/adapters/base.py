@@ -319,6 +319,8 @@ class Adapter(ABC):
 
     name: ClassVar[str]
     fuser: Fuser | None
+    has_callbacks: ClassVar[bool] = False
+    """Whether its framework has callbacks, objects that its sessions call at its moments."""
 
     def is_full(self, error: BaseException) -> bool:
         """Whether an error says that a device has no memory left."""

@@ -26,7 +26,7 @@ from carpool.adapters.base import (
     Trained,
     Unstackable,
 )
-from carpool.errors import FusionError, OutOfRoomError, described, failure, sentence
+from carpool.errors import FusionError, OutOfRoomError, described, failure, noted, sentence
 from carpool.events import (
     Emit,
     GroupCompiled,
@@ -48,6 +48,7 @@ from carpool.job import Job
 from carpool.memory import device as devices
 from carpool.memory.ledger import Ledger
 from carpool.memory.size import shown
+from carpool.mistakes import explained
 from carpool.planning.cursor import SLICE_S
 from carpool.planning.plan import Plan
 from carpool.planning.trials import Form
@@ -388,12 +389,15 @@ class Run:
     # Ends
 
     def _reject(self, name: str, error: BaseException) -> None:
+        error = explained(self._jobs[name], error)
         self._emit(JobFailed(name, error))
         self.results[name] = Result(name, Outcome.FAILED, dict(self._jobs[name].config or {}), error=error)
         self._emit(JobEnded(name, Outcome.FAILED, 0))
-        self._raise_if_asked(error)
+        self._raise_if_asked(error, name)
 
     def _ended(self, result: Result) -> None:
+        if result.error is not None:
+            result = replace(result, error=explained(self._jobs[result.name], result.error))
         self.results[result.name] = result
         if result.error is not None:
             self._emit(JobFailed(result.name, result.error))
@@ -401,11 +405,11 @@ class Run:
             JobEnded(result.name, result.outcome, result.steps, result.held if result.is_restored else None)
         )
         if result.error is not None:
-            self._raise_if_asked(result.error)
+            self._raise_if_asked(result.error, result.name)
 
-    def _raise_if_asked(self, error: BaseException) -> None:
+    def _raise_if_asked(self, error: BaseException, name: str) -> None:
         if self._orders.on_error == "raise":
-            raise error
+            raise noted(error, name)
 
 
 def _drop_frames(error: BaseException) -> None:

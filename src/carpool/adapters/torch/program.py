@@ -17,6 +17,7 @@ from operator import attrgetter
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -32,6 +33,7 @@ from carpool.adapters.torch.compiler import (
     mark,
     request,
 )
+from carpool.adapters.torch.faking import unlogged
 from carpool.adapters.torch.resident import Code, OutOfBounds, Resident
 from carpool.adapters.torch.tuning import timed_as_captured
 from carpool.errors import described
@@ -43,6 +45,8 @@ STEPS_PER_GRAPH = (
     16  # gains 3 % over single steps at 256 tiny members; kernels, not launches, bound it from there
 )
 _REMEMBERED = 128
+_MOST_NODES = 1 << 14  # operations of traces that are kept after a run: 3 kB each
+_MOST_SHAPES = 1 << 12  # answers of torch about tensors without contents, of which it never drops one
 # Cold compilation of a small network, measured on 2 cores and on an H200, and of each further operation: on the H200 a ResNet-18's 2,400 took 50 s.
 _compile_guess_s = {"cpu": (6.0, 0.03), "cuda": (12.0, 0.018)}
 _FIRST_S = 12.0  # more, of processor time, what is compiled first on a machine: 19.5 against 6.5 s of the demo's step, on 2 cores
@@ -346,10 +350,20 @@ class Program:
             torch.cuda.current_stream().synchronize()
 
 
-def stop_compiling() -> None:
-    """Nothing is compiled in the background any more, for whomever it was."""
-    for ready in _memory.values():
+def end_run() -> None:
+    """Nothing is compiled in the background any more, for whomever it was, and little of what was traced is kept."""
+    kept = list(_memory.values())
+    for ready in kept:
         ready.stop()
+    nodes = sum(map(_size, kept))
+    while nodes > _MOST_NODES and len(_memory) > 1:
+        nodes -= _size(_memory.popitem(last=False)[1])
+    if FakeTensorMode.cache_info().size > _MOST_SHAPES:
+        FakeTensorMode.cache_clear()
+
+
+def _size(ready: _Ready) -> int:
+    return len(ready.traced.graph.nodes)
 
 
 def _trace(
@@ -360,7 +374,8 @@ def _trace(
     def flat(*inputs: Tensor) -> None:
         step(dict(zip(names, inputs, strict=True)))
 
-    traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors.values())
+    with unlogged():
+        traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors.values())
     traced.graph.eliminate_dead_code()
     finish(traced)
     traced.recompile()
@@ -394,12 +409,13 @@ def trace_only(
 
 
 def _remembered(key: Hashable, make: Callable[[], _Ready]) -> _Ready:
-    if key not in _memory:
-        _memory[key] = make()
-    _memory.move_to_end(key)
+    ready = _memory.pop(key, None)
+    _memory[key] = ready = (
+        make() if ready is None else ready
+    )  # a run in another thread may drop it at any time
     while len(_memory) > _REMEMBERED:
         _memory.popitem(last=False)
-    return _memory[key]
+    return ready
 
 
 def _shapes(tensors: Tensors) -> Hashable:

@@ -24,7 +24,7 @@ from carpool.adapters.torch.partition import is_kept
 from carpool.adapters.torch.phases import build_phases, evaluation
 from carpool.adapters.torch.predict import predict
 from carpool.adapters.torch.probe import Probe, probe
-from carpool.adapters.torch.program import stop_compiling
+from carpool.adapters.torch.program import end_run
 from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.stack import initial_states
 from carpool.adapters.torch.store import Store, key_of
@@ -196,7 +196,7 @@ class TorchAdapter(Adapter):
 
     def close(self) -> None:
         self._streams.stop()
-        stop_compiling()
+        end_run()
         heap.give_back()
 
     def absorb(self, job: Job, state: JobState) -> Trained:
