@@ -363,9 +363,7 @@ class Driver:
         try:
             if member.patience is not None:
                 member.patience = member.patience.after(event.epoch, metrics)
-            for callback in member.job.callbacks:
-                if callable(callback):  # the others are of the model's framework, whose session calls them
-                    callback(event)
+            member.call_back(event)
             self._check_undisturbed(row)
         except BaseException as error:
             failure(error)
