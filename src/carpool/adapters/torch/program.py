@@ -34,7 +34,8 @@ from carpool.adapters.torch.compiler import (
     request,
 )
 from carpool.adapters.torch.faking import unlogged
-from carpool.adapters.torch.resident import Code, OutOfBounds, Resident
+from carpool.adapters.torch.launch import OutOfBounds, Resident
+from carpool.adapters.torch.resident import Code
 from carpool.adapters.torch.tuning import timed_as_captured
 from carpool.errors import described
 from carpool.planning.trials import Form

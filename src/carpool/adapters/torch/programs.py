@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from carpool.adapters.base import Prepared
+from carpool.adapters.torch.launch import machine_guess_s
 from carpool.adapters.torch.pace import shortest
 from carpool.adapters.torch.panels import Panels
 from carpool.adapters.torch.program import Program
-from carpool.adapters.torch.resident import Code, code_of, machine_guess_s
+from carpool.adapters.torch.resident import Code, code_of
 from carpool.adapters.torch.stacked import Recipe
 from carpool.errors import FusionError, failure, sentence
 from carpool.kernels.resident.builder import Refused

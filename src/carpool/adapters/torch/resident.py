@@ -5,18 +5,13 @@ The third way to run a step, beside the traced and the compiled one: it changes 
 
 from __future__ import annotations
 
-import ctypes
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from carpool import machine
 from carpool.adapters.torch.layout import Leaf
 from carpool.adapters.torch.member import Traced, evaluating_step, traced_update, training_step
 from carpool.adapters.torch.precision import settings
@@ -31,8 +26,8 @@ from carpool.kernels.resident.loops import (
     Load,
     Map,
     Out,
-    Place,
     Type,
+    arrays_in,
     moved,
     rebuilt,
     whole,
@@ -42,7 +37,6 @@ from carpool.kernels.resident.operations import cast, op
 from carpool.kernels.updates import number_dtype
 
 Tensors = Mapping[str, Tensor]
-_SHARED = ("order", "data:", "shared:")
 
 
 @dataclass(frozen=True)
@@ -205,7 +199,7 @@ class _Assembly:
         for name, slope in grads.items():
             own = weights[name].place
             assert own is not None
-            if any(array in arrays and array != own.array for array in _read(slope.expr)):
+            if any(array in arrays and array != own.array for array in arrays_in(slope.expr)):
                 builder.stored(slope)  # it reads what another update changes
         self._made.body, builder.statements = builder.statements, []
         if recipe.accumulate > 1:
@@ -228,7 +222,7 @@ class _Assembly:
         if value.place == place:
             return
         own = Value(value.shape, cast(value.expr, buffer.type))
-        if place.array in _read(own.expr) or not isinstance(own.expr, Load):
+        if place.array in arrays_in(own.expr) or not isinstance(own.expr, Load):
             self._builder.stored(own)
         self._made.commit.append(Map(own.shape, (Out(place, own.expr),)))
 
@@ -342,143 +336,3 @@ def _elements(graph: torch.fx.Graph, given: Sequence[Expr], shape: tuple[int, ..
         return known[array]
 
     return [rebuilt(value.expr, leaf, memo) for value in made]
-
-
-def _read(expr: Expr) -> set[Array]:
-    from carpool.kernels.resident.loops import arrays_in
-
-    return arrays_in(expr)
-
-
-# Running
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("stride", ctypes.c_int64))
-
-
-class _Run(ctypes.Structure):
-    _fields_ = (
-        ("tensors", ctypes.POINTER(_Tensor)),
-        ("rows", ctypes.c_void_p),
-        ("faults", ctypes.c_void_p),
-        ("memory", ctypes.c_void_p),
-        ("memory_bytes", ctypes.c_int64),
-        ("count", ctypes.c_int64),
-        ("begin", ctypes.c_int64),
-        ("steps", ctypes.c_int64),
-        ("next", ctypes.c_int64),
-        ("dry", ctypes.c_int),
-        ("threads", ctypes.c_int),
-    )
-
-
-@dataclass
-class Bound:
-    """A step's machine code over a panel's tensors."""
-
-    code: Code
-    library: ctypes.CDLL
-    tensors: Tensors
-    _memory: np.ndarray = field(init=False)
-    _table: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._memory = np.zeros(0, np.uint8)
-        places = []
-        for name in self.code.tensors:
-            tensor = self.tensors[name]
-            if not tensor[:1].is_contiguous() or (name.startswith(_SHARED) and not tensor.is_contiguous()):
-                raise Refused(f"{name.partition(':')[0]} apart in memory")
-            stride = 0 if name.startswith(_SHARED) else tensor.stride(0) * tensor.element_size()
-            places.append((tensor.data_ptr(), stride))
-        self._table = (_Tensor * len(places))(*places)
-
-    def ahead(self, most: int) -> int:
-        """How many steps the active rows' orders have room for, at least one."""
-        longest = self.tensors["order"].shape[1]
-        first = self.tensors["first"][self.tensors["active"]] % longest
-        done = int(self.tensors["k"])
-        left = (longest - int(first.max())) // self.code.size - done if len(first) else 1
-        return max(1, min(most, left))
-
-    def run(self, steps: int, threads: int, dry: bool = False) -> dict[int, int]:
-        """Takes so many steps of the active rows; of those that went out of bounds, how many they took before."""
-        rows = np.flatnonzero(self.tensors["active"].numpy()).astype(np.int64)
-        faults = np.full(len(rows), -1, np.int64)
-        threads = max(1, min(threads, len(rows)))
-        room = -(-self.code.memory_bytes // 4096) * 4096
-        if len(self._memory) < room * threads + 64:
-            self._memory = np.zeros(room * threads + 64, np.uint8)
-        start = self._memory.ctypes.data
-        run = _Run(
-            self._table, rows.ctypes.data, faults.ctypes.data, start + -start % 64, room, len(rows),
-            int(self.tensors["k"]), steps, 0, dry, threads,
-        )  # fmt: skip
-        self.library.run(ctypes.byref(run))
-        if not dry:
-            self.tensors["k"].add_(steps)
-        return {int(rows[place]): int(faults[place]) for place in np.flatnonzero(faults >= 0)}
-
-
-def bound(code: Code, tensors: Tensors) -> Bound:
-    """Makes the code, or takes it from where it was made before. Raises machine.NoMachineCode."""
-    return Bound(code, machine.made(code.source).library, tensors)
-
-
-def machine_guess_s(code: Code) -> float:
-    """What making the machine code is expected to take."""
-    return _GUESS_S + len(code.source) * _CHARACTER_S
-
-
-_GUESS_S = 0.1
-_CHARACTER_S = 3e-6  # two layers of a small network: 80,000 characters in 0.3 s
-
-
-class OutOfBounds(IndexError):
-    """Rows of a panel that looked something up where there is nothing; `steps` says how many each took before."""
-
-    def __init__(self, steps: Mapping[int, int]) -> None:
-        super().__init__("an index is out of bounds")
-        self.steps = dict(steps)
-
-
-class Resident:
-    """A program's steps as machine code, panel by panel. `seconds` is what making it took."""
-
-    def __init__(self, code: Code, panels: Sequence[Tensors], threads: Callable[[], int]) -> None:
-        """Raises Refused and machine.NoMachineCode."""
-        made = machine.made(code.source)
-        self.seconds = made.seconds
-        self._threads = threads
-        self._bounds = [Bound(code, made.library, tensors) for tensors in panels]
-
-    def run(self, panel: int, steps: int) -> None:
-        faults = self._bounds[panel].run(steps, self._threads())
-        if faults:
-            raise OutOfBounds(faults)
-
-    def launch_s(self) -> float:
-        """Seconds that a step of all active rows takes, in a launch of a few: nothing changes."""
-        return sum(map(self._timed, self._bounds))
-
-    def _timed(self, one: Bound) -> float:
-        steps = one.ahead(_TIMED_STEPS)
-        started = time.perf_counter()
-        one.run(steps, self._threads(), dry=True)
-        return (time.perf_counter() - started) / steps
-
-
-_TIMED_STEPS = 16
-
-__all__ = [
-    "Bound",
-    "Code",
-    "OutOfBounds",
-    "Place",
-    "Resident",
-    "bound",
-    "code_of",
-    "evaluating_code",
-    "training_code",
-]
