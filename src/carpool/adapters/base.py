@@ -80,6 +80,8 @@ class MetricColumns:
     samples: np.ndarray
     sums: Mapping[str, np.ndarray]
     diverged: np.ndarray
+    errors: Mapping[int, BaseException] = field(default_factory=dict)
+    """What rows raised while the chunk ran: they took fewer steps, and take no more."""
 
     def __iter__(self) -> Iterator[MetricRow]:
         names, sums = list(self.sums), zip(*(column.tolist() for column in self.sums.values()), strict=True)

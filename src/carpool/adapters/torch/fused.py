@@ -22,6 +22,7 @@ from carpool.adapters.base import (
     MetricColumns,
     MetricRow,
     Prepared,
+    Reading,
     StepFailure,
     Ticket,
 )
@@ -30,9 +31,11 @@ from carpool.adapters.torch.absorb import restore_into
 from carpool.adapters.torch.behaviour import job_signature
 from carpool.adapters.torch.check import try_step
 from carpool.adapters.torch.clock import Clock, Receipt, Stream
+from carpool.adapters.torch.epochs import Epochs, Shown
 from carpool.adapters.torch.feed import Feed
 from carpool.adapters.torch.full import is_full
 from carpool.adapters.torch.hypers import Ahead, Hypers
+from carpool.adapters.torch.launch import OutOfBounds, Resident
 from carpool.adapters.torch.pace import alone_step, pace_key
 from carpool.adapters.torch.panels import panels_of
 from carpool.adapters.torch.program import Program
@@ -42,7 +45,7 @@ from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.threads import Threads
 from carpool.adapters.torch.transfer import sent
-from carpool.adapters.torch.validation import Evaluated, Validation
+from carpool.adapters.torch.validation import Validation
 from carpool.adapters.torch.verify import RowsRaised, Verifier
 from carpool.adapters.torch.window import Window
 from carpool.errors import described, failure
@@ -100,9 +103,10 @@ class StackedSession(FusedSession):
         self._took_s: dict[int, float] = {}
         """Seconds of a launch by its batch size: beside other streams one takes longer, so the shortest that was seen."""
         self._busy_s = 0.0
-        self._tensors = self._allocated(known)
+        self._raw = self._allocated(known)
+        self._epochs: Epochs | None = None
         self._feed = Feed(
-            recipe, self._tensors, self._known, self._first.course.batch_size, self._hypers, self._window
+            recipe, self._raw, self._known, self._first.course.batch_size, self._hypers, self._window
         )
         self._validation = self._validated()
         self._fill(range(len(known)), [stack.initial_states(member.built) for member in known])
@@ -123,6 +127,17 @@ class StackedSession(FusedSession):
     @property
     def note(self) -> str:  # type: ignore[override]  # what is known when a member has ended
         return self._programs.note or self._threads.note
+
+    @property
+    def _tensors(self) -> Tensors:
+        """The stack's tensors, once everything that it was told has been computed."""
+        if self._epochs is not None:
+            self._epochs.settle()
+        return self._raw
+
+    @property
+    def in_flight(self) -> int:  # type: ignore[override]  # of machine code, as many chunks as a launch or two
+        return self._epochs.in_flight if self._epochs is not None else 2
 
     def turn(self) -> AbstractContextManager[object]:
         return self._threads.inside() if self._device == "cpu" else self._stream.turn()
@@ -148,13 +163,14 @@ class StackedSession(FusedSession):
 
     def _validated(self) -> Validation | None:
         held = {row: m.built.validation for row, m in enumerate(self._known) if m and m.built.validation}
-        return Validation(self._recipe, self._tensors, held, self._store, self._device) if held else None
+        return Validation(self._recipe, self._raw, held, self._store, self._device) if held else None
 
     def _fill(self, rows: Sequence[int], states: Sequence[JobState]) -> None:
         stack.write_rows(self._layout, self._tensors, rows, states)
         seeds = torch.tensor([self._member(row).built.seed for row in rows], device=self._device)
         self._tensors["seeds"][torch.tensor(list(rows), device=self._device)] = seeds
         self._dead -= set(rows)
+        self._epochs = None  # it was of those who were there before
         for row in rows:
             built = self._member(row).built
             self._versions[row] = _versions(built.model)
@@ -179,6 +195,9 @@ class StackedSession(FusedSession):
     def advance(self, chunk: Chunk) -> Ticket:
         self._take_compiled(chunk)
         ahead = self._feed.ahead(chunk)
+        if (resident := self._resident(chunk)) is not None and not ahead.errors:
+            return Ticket(chunk, (self._gather().train(chunk, ahead, resident), ahead, None))
+        self._settle()
         try:
             self._feed.tell(chunk, chunk.steps)
             self._feed.lay(ahead)
@@ -199,6 +218,22 @@ class StackedSession(FusedSession):
             raise self._failure(chunk, ahead, error, program) from error
         self._feed.used(chunk, chunk.steps)
         return self._ticket(chunk, ahead, clock.stop())
+
+    def _resident(self, chunk: Chunk) -> Resident | None:
+        """The chunk's steps as machine code, where that is ready."""
+        if self._window is not None or self._device != "cpu":
+            return None
+        return self._programs.resident("train", chunk.size)
+
+    def _gather(self) -> Epochs:
+        """What gathers chunks into launches of machine code."""
+        if self._epochs is None:
+            self._epochs = Epochs(self._recipe, self._raw, self._feed, self._hypers.clip)
+        return self._epochs
+
+    def _settle(self) -> None:
+        if self._epochs is not None:
+            self._epochs.settle()
 
     def _take_compiled(self, chunk: Chunk) -> None:
         """Goes on with the compiled step once it is there, if members alone agree with it; else the traced one stays."""
@@ -255,7 +290,22 @@ class StackedSession(FusedSession):
                 self._dead.add(rows[place])
                 self._hypers.rewind(rows[place], int(steps[place]), ahead)
         sums = {name: own[:, column].astype(np.float64) for column, name in enumerate(names)}
-        return MetricColumns(rows, steps, steps * ticket.chunk.size, sums, dead)
+        errors = self._raised(ticket, receipt) if isinstance(receipt, Shown) else {}
+        return MetricColumns(rows, steps, steps * ticket.chunk.size, sums, dead, errors)
+
+    def _raised(self, ticket: Ticket, shown: Shown) -> dict[int, BaseException]:
+        """What rows of a launch that was gathered raised: their own step says it, from where they stand."""
+        self._busy_s += shown.seconds
+        errors: dict[int, BaseException] = {}
+        for row in np.flatnonzero(shown.faults >= 0).tolist():
+            chunk, steps = ticket.chunk.of({row}), int(shown.faults[row])
+            self._settle()
+            self._feed.tell(chunk, 1)
+            case = self._feed.case(row, chunk.cursors[0], steps, chunk.size)
+            errors[row] = try_step(self._recipe, case) or OutOfBounds({row: steps})
+            self._dead.add(row)
+            self._hypers.rewind(row, steps, ticket.payload[1])
+        return errors
 
     def _stopped(self, chunk: Chunk, ahead: Ahead, program: Program | None = None) -> list[Ticket]:
         """A chunk that went no further: panels before the one that raised are through, those after it have not begun."""
@@ -326,9 +376,17 @@ class StackedSession(FusedSession):
         begun = self.begin_evaluating(rows)
         return tuple(begun.read()) if begun is not None else ()
 
-    def begin_evaluating(self, rows: Sequence[int]) -> Evaluated | None:
+    def begin_evaluating(self, rows: Sequence[int]) -> Reading | None:
         if self._validation is None:
             return None
+        if self._epochs is not None:
+            kind, size = self._validation.kind, self._first.course.batch_size
+            ready = self._epochs.validate(
+                rows, size, self._validation, lambda batch: self._programs.resident(kind, batch)
+            )
+            if ready is not None:
+                return ready
+        self._settle()
         try:
             return self._validation.begin(rows, self._first.course.batch_size, self._program)
         except Exception as error:
@@ -474,7 +532,8 @@ class StackedSession(FusedSession):
         moved = {row: place for place, row in enumerate(occupied)}
         index = torch.tensor((occupied * width)[:width], device=self._device)
         rows = [name for name in self._tensors if not name.startswith(("data:", "shared:")) and name != "k"]
-        self._tensors |= {name: self._tensors[name].index_select(0, index) for name in rows}
+        self._raw |= {name: self._raw[name].index_select(0, index) for name in rows}
+        self._epochs = None
         self._best = {name: best.index_select(0, index) for name, best in self._best.items()}
         self._known = [*(self._known[row] for row in occupied), *[None] * (width - len(occupied))]
         self._hypers = self._hypers.moved(occupied, width)
@@ -528,11 +587,13 @@ class StackedSession(FusedSession):
         return self._peak_bytes
 
     def close(self) -> None:
+        self._settle()
+        self._epochs = None
         self._stream.close()
         if self._window is not None:
             self._window.close()
         self._programs = self._programs.anew(self._panels)
-        self._tensors.clear()  # whoever has the dictionary, a traceback say, holds no tensor by it
+        self._raw.clear()  # whoever has the dictionary, a traceback say, holds no tensor by it
         self._best, self._validation = {}, None
         if self._device.startswith("cuda"):
             torch.cuda.empty_cache()

@@ -174,6 +174,8 @@ class Resident:
         made = machine.made(code.source)
         self.code, self.library, self.seconds, self.threads = code, made.library, made.seconds, threads
         self._bounds = [Bound(code, made.library, tensors) for tensors in panels]
+        self.step_s = 0.0
+        """Seconds that a step of all rows took when it was timed last."""
 
     def run(self, panel: int, steps: int) -> None:
         faults = self._bounds[panel].run(steps, self.threads())
@@ -182,7 +184,8 @@ class Resident:
 
     def launch_s(self) -> float:
         """Seconds that a step of all active rows takes, in a launch of a few: nothing changes."""
-        return sum(map(self._timed, self._bounds))
+        self.step_s = sum(map(self._timed, self._bounds))
+        return self.step_s
 
     def _timed(self, one: Bound) -> float:
         steps = one.ahead(_TIMED_STEPS)

@@ -162,7 +162,8 @@ def traced_update(
         like = [torch.empty(1, dtype=dtype) for _ in range(2 + slots)]
         like += [torch.empty(1, dtype=tally) for _ in range(tallies)]
         like += [torch.empty(1, dtype=wide) for _ in range(columns)]
-        table = {op: way for op, way in core_aten_decompositions().items() if str(op) not in LOWERINGS}
+        table: dict[Any, Any] = dict(core_aten_decompositions())
+        table = {operator: way for operator, way in table.items() if str(operator) not in LOWERINGS}
         traced: GraphModule = make_fx(apply, decomposition_table=table, tracing_mode="fake")(*like)
         _updates[key] = TracedUpdate(traced.graph, slots, tallies, columns)
     return _updates[key]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from carpool.adapters.base import Prepared
-from carpool.adapters.torch.launch import machine_guess_s
+from carpool.adapters.torch.launch import Resident, machine_guess_s
 from carpool.adapters.torch.pace import shortest
 from carpool.adapters.torch.panels import Panels
 from carpool.adapters.torch.program import Program
@@ -117,8 +117,14 @@ class Programs:
             raise _no_code(f"steps on {self._device}")
         try:
             program.resident = program.made_resident(code, self._threads)
+            program.resident.launch_s()
         except (Refused, NoMachineCode) as error:
             raise _no_code(str(error)) from error
+
+    def resident(self, kind: str, size: int) -> Resident | None:
+        """A step as machine code, where it was made ready and runs so."""
+        program = self._ready.get((kind, size))
+        return program.resident if program is not None else None
 
     def is_compiling(self, kind: str, size: int) -> bool:
         """Whether the program may be a compiled one soon."""
