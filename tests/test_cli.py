@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from carpool import Results, load, recall, saving
 from carpool.cli import app
 from carpool.planning.trials import Trial
+from patience import PATIENCE_S
 
 SWEEP = """
 import torch
@@ -248,7 +249,7 @@ def test_a_reader_that_goes_away_costs_no_save(write: Callable[[str], str], tmp_
         "--save",
         str(tmp_path / "out"),
     ]
-    subprocess.run(command, stdout=written, stderr=written, timeout=300)
+    subprocess.run(command, stdout=written, stderr=written, timeout=PATIENCE_S)
     os.close(written)
     assert [result.outcome.word for result in load(tmp_path / "out")] == ["completed", "completed"]
 

@@ -26,89 +26,165 @@ from typing import Any
 import numpy as np
 
 _TWISTER_BYTES = 625 * 4  # 624 words of the Mersenne Twister, and how many of them are used
-_PATIENCE_S = 10.0  # how long others wait for a source that draws and is in the middle of a batch
+_PATIENCE_S = 10.0  # how long others wait for a source that is in the middle of a batch
+_MOST_SEEDS = 256  # that are remembered
 _CLEAN = 4  # batches in which a source drew nothing, until it is believed to draw nothing
+
+States = Mapping[str, Any]
+"""What generators are, by the name of their module."""
 
 
 @dataclass(frozen=True)
 class _Terms:
-    """`put` puts generators in place, `took` sees what became of them; outside they stay what they were."""
+    """`put` puts generators in place, `took` is given what became of them; outside they stay what they were.
+
+    `drew` says of a source that reads a batch whether it has drawn in it. One who reads nothing has no such question.
+    """
 
     names: Iterable[str] = ()
     put: Callable[[], None] = lambda: None
-    took: Callable[[], None] = lambda: None
-    reads: bool = False
+    took: Callable[[States], None] | None = None
+    drew: Callable[[], bool] | None = None
+
+
+@dataclass
+class _Frame:
+    """Terms that hold at present, and what the generators were before."""
+
+    terms: _Terms
+    before: dict[str, Any]
+
+
+class _Turn:
+    """One who is inside: its threads, and its terms, the innermost last."""
+
+    def __init__(self, terms: _Terms) -> None:
+        self.terms = terms
+        self.idents = frozenset({threading.get_ident()})
+        self.frames: list[_Frame] = []
+
+    def reads(self) -> bool:
+        return self.terms.drew is not None
+
+    def before(self, depth: int = 0) -> dict[str, Any]:
+        """What the generators were when so many frames were open, as far as it has changed them."""
+        found: dict[str, Any] = {}
+        for frame in reversed(self.frames[depth:]):
+            found |= frame.before
+        return found
+
+    def push(self, terms: _Terms) -> _Frame:
+        frame = _Frame(terms, _read(terms.names))
+        self.frames.append(frame)
+        return frame
+
+    def pop(self, frame: _Frame) -> None:
+        """Ends this frame, and what an interruption left open above it."""
+        del self.frames[self.frames.index(frame) :]
+        try:
+            if frame.terms.took is not None:
+                frame.terms.took(_read(frame.terms.names))
+        finally:
+            _write(frame.before)
+
+    def part(self) -> None:
+        """Whoever is outermost takes what has become of its generators, and all are as they were before it."""
+        terms = self.frames[0].terms
+        try:
+            if terms.took is not None:
+                terms.took({**_read(terms.names), **self.before(1)})
+        finally:
+            _write(self.before())
+
+    def resume(self, states: States) -> None:
+        """Goes on with these after others were inside; what the process's own are by now, they will be afterwards."""
+        seen: set[str] = set()
+        for frame in self.frames:
+            frame.before |= _read(frame.before.keys() - seen)
+            seen |= frame.before.keys()
+        _write(states)
 
 
 class _Turns:
-    """One owner of the process's generators at a time, in the order in which they asked, and what they were before."""
+    """One owner of the process's generators at a time, in the order in which they asked."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._asked: deque[object] = deque()
-        self._owner: object | None = None
-        self._idents: frozenset[int] = frozenset()
-        self._reads = False  # whether the owner is a source in the middle of a batch
-        self._outer: dict[str, Any] = {}
-        self._terms: _Terms | None = None
-        self.count = 0
-        """How often somebody was inside."""
+        self._owner: _Turn | None = None
+        self._count = 0  # how often somebody went inside
 
     @property
-    def is_mine(self) -> bool:
-        return threading.get_ident() in self._idents
+    def mine(self) -> _Turn | None:
+        """The turn of the calling thread."""
+        owner = self._owner
+        return owner if owner is not None and threading.get_ident() in owner.idents else None
+
+    @property
+    def calm(self) -> int | None:
+        """A number that stays the same until somebody goes inside; None while somebody is."""
+        return self._count if self._owner is None else None
+
+    def is_owner(self, turn: _Turn) -> bool:
+        return self._owner is turn
 
     def own(self) -> dict[str, Any]:
         """What the generators are while nobody is inside; for whoever is."""
-        return {**_read(_STATES), **self._outer}
+        owner = self._owner
+        return {**_read(_STATES), **(owner.before() if owner is not None else {})}
 
-    def enter(self, terms: _Terms, me: object) -> None:
-        """Waits for its turn; a source that is in the middle of a batch is not waited for endlessly."""
-        reads = terms.reads
+    def take(self, turn: _Turn) -> bool:
+        """Waits for its turn. True where it could not wait longer for a source that draws and is in the middle of a batch."""
+        is_late = False
         with self._changed:
-            self._asked.append(me)
+            self._asked.append(turn)
             try:
-                while self._owner is not None or self._asked[0] is not me:
-                    is_next = self._asked[0] is me and self._reads and not reads
-                    if not self._changed.wait(_PATIENCE_S if is_next else None) and self._reads:
-                        warnings.warn(_SLOW, stacklevel=5)
-                        break  # what it draws from now on is nobody's
-            finally:
-                self._asked.remove(me)
-            if self._owner is None:
-                self._outer = _read(terms.names)
-            self._owner, self._terms, self._reads = me, terms, reads
-            self._idents = frozenset({threading.get_ident()})
-            self.count += 1
-        terms.put()
-
-    def leave(self, me: object) -> None:
-        with self._changed:
-            if self._owner is not me or self._terms is None:  # another did not wait for it
-                return
-            try:
-                self._terms.took()
-            finally:
-                _write(self._outer)
-                self._owner, self._terms, self._outer, self._idents = None, None, {}, frozenset()
+                while not self._is_next(turn):
+                    impatient = self._asked[0] is turn and not turn.reads()
+                    slow = self._owner if impatient and self._owner and self._owner.reads() else None
+                    if not self._changed.wait(_PATIENCE_S if slow else None) and self._owner is slow:
+                        is_late = self._displaced(slow)
+            finally:  # also where Ctrl-C ends the waiting: those behind it look again
+                self._asked.remove(turn)
                 self._changed.notify_all()
+            self._owner = turn
+            self._count += 1
+        return is_late
 
-    def lend(self, ident: int) -> None:
-        """The owner's turn is that thread's too."""
-        self._idents |= {ident}
+    def _is_next(self, turn: _Turn) -> bool:
+        return self._owner is None and self._asked[0] is turn
+
+    def _displaced(self, slow: _Turn | None) -> bool:
+        """Whether the owner, whose turn ends here, has drawn; what it draws from now on is nobody's."""
+        self._owner = None
+        if slow is None or not slow.frames:
+            return False
+        drew = slow.terms.drew is not None and (len(slow.frames) > 1 or slow.terms.drew())
+        slow.part()
+        return drew
+
+    def give(self, turn: _Turn) -> None:
+        """The turn is over, unless another has not waited for its end."""
+        with self._changed:
+            if self._owner is turn:
+                self._owner = None
+                self._changed.notify_all()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Others may go inside while the owner waits for them."""
-        me, terms = self._owner, self._terms
-        if not self.is_mine or me is None or terms is None:
+        mine = self.mine
+        if mine is None:
             yield
             return
-        self.leave(me)
+        states = _read(mine.before())
+        _write(mine.before())
+        self.give(mine)
         try:
             yield
         finally:
-            self.enter(terms, me)
+            self.take(mine)
+            mine.resume(states)
 
 
 _turns = _Turns()
@@ -123,22 +199,32 @@ aside = _turns.aside
 
 
 @contextmanager
-def _inside(terms: _Terms) -> Iterator[None]:
-    if _turns.is_mine:
-        others = _read(terms.names)
-        try:
-            terms.put()
-            yield
-        finally:
-            terms.took()
-            _write(others)
+def _inside(terms: _Terms) -> Iterator[_Turn]:
+    mine = _turns.mine
+    if mine is not None:
+        with _framed(mine, terms):
+            yield mine
         return
-    me = object()
+    turn = _Turn(terms)
     try:
-        _turns.enter(terms, me)
+        if _turns.take(turn):
+            warnings.warn(_SLOW, stacklevel=4)
+        with _framed(turn, terms):
+            yield turn
+    finally:
+        _turns.give(turn)
+
+
+@contextmanager
+def _framed(turn: _Turn, terms: _Terms) -> Iterator[None]:
+    frame, idents = turn.push(terms), turn.idents
+    try:
+        terms.put()
         yield
     finally:
-        _turns.leave(me)
+        turn.idents = idents
+        if _turns.is_owner(turn):  # else others did not wait for its end, and its generators are theirs
+            turn.pop(frame)
 
 
 @contextmanager
@@ -152,16 +238,23 @@ def seeded(seed: int, names: Iterable[str] | None = None) -> Iterator[None]:
     >>> first == random.random()
     True
     """
-    chosen = tuple(names or _STATES)
+    chosen = tuple(_STATES if names is None else names)
     with _inside(_Terms(chosen, lambda: reseed(seed, chosen))):
         yield
 
 
 def reseed(seed: int, names: Iterable[str] | None = None) -> None:
     """Seeds the process's generators, or those of these modules; for whoever is inside."""
-    for name in names or _STATES:
+    for name in _STATES if names is None else names:
         if _STATES[name].here():
             _STATES[name].seed(seed)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """The process's own generators inside, whoever's turn it is, and afterwards as they were."""
+    with _inside(_Terms(_STATES, lambda: _write(_turns.own()))):
+        yield
 
 
 class Ambient:
@@ -174,50 +267,56 @@ class Ambient:
     @contextmanager
     def inside(self, ident: int | None = None) -> Iterator[None]:
         """Its own states inside, everybody else's outside. `ident` is a thread that works for this one meanwhile."""
-        with _inside(_Terms(_STATES, self._put, self._took)):
+        with _inside(_Terms(_STATES, self._put, self._took)) as turn:
             if ident is not None:
-                _turns.lend(ident)
+                turn.idents |= {ident}
             yield
 
     def _put(self) -> None:
         _write(self._states)
         reseed(self._seed, [name for name in _STATES if name not in self._states])
 
-    def _took(self) -> None:
-        self._states = _read(_STATES)
+    def _took(self, states: States) -> None:
+        self._states = dict(states)
 
 
 class Reading:
     """The generators of a source that is read in a thread: at first as the process's were when the source was opened.
 
     A source that draws nothing waits for nobody. Whether it draws is seen: its first batches, and the first of each pass, are
-    read while nobody else is inside, and so are all after one that drew.
+    read while nobody else is inside. Once it has drawn, all are.
     """
 
     def __init__(self) -> None:
-        self._states: dict[str, Any] = {}
+        self._draws = False
         self._clean = 0
+        self._marks: list[Any] = []
         with _inside(_Terms()):
             self._states = _turns.own()
 
     @contextmanager
     def batch(self, begins: bool = False) -> Iterator[None]:
         """While the source's own code runs; `begins` at the beginning of a pass."""
-        if begins or self._clean < _CLEAN:
-            with _inside(_Terms(_STATES, lambda: _write(self._states), self._took, reads=True)):
-                before = _marks()
+        if begins or self._draws or self._clean < _CLEAN:
+            with _inside(_Terms(_STATES, self._put, self._took, self._drew)):
                 yield
-                self._clean = self._clean + 1 if _marks() == before else 0
-        else:
-            before, count = _marks(), _turns.count
-            yield
-            if (
-                _marks() != before and _turns.count == count
-            ):  # and if others were inside, nobody knows who drew
-                self._clean = 0
+            return
+        before, calm = _marks(), _turns.calm
+        yield
+        # where others were inside meanwhile, nobody knows who drew
+        self._draws = _marks() != before and calm is not None and _turns.calm == calm
 
-    def _took(self) -> None:
-        self._states = _read(_STATES)
+    def _put(self) -> None:
+        _write(self._states)
+        self._marks = _marks()
+
+    def _drew(self) -> bool:
+        return _marks() != self._marks
+
+    def _took(self, states: States) -> None:
+        self._draws |= self._drew()
+        self._clean += 1
+        self._states = dict(states)
 
 
 @contextmanager
@@ -292,7 +391,10 @@ class _Torch(_State):
     module = "torch"
 
     def here(self) -> bool:
-        return hasattr(sys.modules.get("torch"), "default_generator")  # not while it is being imported
+        torch = sys.modules.get("torch")
+        return hasattr(torch, "default_generator") and hasattr(
+            torch, "cuda"
+        )  # not while it is being imported
 
     def seed(self, seed: int) -> None:
         torch = sys.modules["torch"]
@@ -306,8 +408,8 @@ class _Torch(_State):
         return torch.get_rng_state(), cuda
 
     def mark(self) -> Any:
-        torch = sys.modules["torch"]
-        return torch.get_rng_state().numpy().tobytes()
+        host, cuda = self.read()
+        return [state.numpy().tobytes() for state in (host, *cuda)]
 
     def write(self, state: Any) -> None:
         torch = sys.modules["torch"]
@@ -318,29 +420,48 @@ class _Torch(_State):
 
 
 class _TensorFlow(_State):
-    """TensorFlow's seed of eager operations, and the generator that gives each operation its own."""
+    """TensorFlow's seed of eager operations, and the generator that gives each operation its own.
+
+    An operation's kernel is kept, and goes on from where its last draw under the same two seeds ended. So kernels are forgotten
+    where numbers are drawn under a seed from another place than where the last draws under it ended: rarely, since it takes a
+    millisecond for each to be made anew.
+    """
 
     module = "tensorflow"
+
+    def __init__(self) -> None:
+        self._left: dict[int, Any] = {}  # by seed, where its last draws ended
 
     def here(self) -> bool:
         return self._context() is not None
 
     def seed(self, seed: int) -> None:
-        sys.modules["tensorflow"].random.set_seed(seed % 2**31)
+        rng = random.Random(seed % 2**31)
+        self.write((seed % 2**31, rng, rng.getstate()))
 
     def read(self) -> Any:
         context: Any = self._context()
         rng = getattr(context, "_rng", None)
         return context._seed, rng, rng.getstate() if rng is not None else None
 
+    def mark(self) -> Any:
+        seed, _, held = self.read()
+        return seed, held
+
     def write(self, state: Any) -> None:
         context: Any = self._context()
+        present, _, left = self.read()
+        if left is not None:
+            self._left[present] = left
         context._seed, rng, held = state
-        if rng is not None:
-            rng.setstate(held)
-            context._rng = rng
-        elif hasattr(context, "_rng"):
-            del context._rng
+        if rng is None:
+            vars(context).pop("_rng", None)
+            return
+        rng.setstate(held)
+        context._rng = rng
+        if self._left.get(context._seed, held) != held or len(self._left) > _MOST_SEEDS:
+            context.clear_kernel_cache()
+            self._left = {}
 
     @staticmethod
     def _context() -> Any:

@@ -194,7 +194,8 @@ class Reader:
             self._stopped = True
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_STOP_S)
+            with aside():  # it may be waiting for its turn
+                self._thread.join(_STOP_S)
             if self._thread.is_alive():
                 warnings.warn(
                     f"carpool: a data source did not return within {_STOP_S:.0f} s of being stopped; its thread is left to end by itself",

@@ -22,6 +22,7 @@ from carpool.errors import (
     OptionError,
     described,
     failure,
+    noted,
     raisable,
     raise_with,
     sentence,
@@ -220,7 +221,9 @@ def _planned(
     for adapter in loaded.values():
         pause.check()
         adapter.device(device)
-        adapter.expect([job for name, job in by_name.items() if owners[name] is adapter])
+        own = [job for name, job in by_name.items() if owners[name] is adapter]
+        _check_callbacks(own, adapter)
+        adapter.expect(own)
     for name, job in by_name.items():
         pause.check()
         try:
@@ -305,6 +308,16 @@ def _apart(job: Job, adapter: Adapter, strategy: str, known: str) -> str:
     return f"{' and '.join(wanted)} can only be kept by a process of its own" if wanted else known
 
 
+def _check_callbacks(jobs: Iterable[Job], adapter: Adapter) -> None:
+    """Nobody calls an object that is not a function, but a framework that has such callbacks."""
+    for job in jobs if not adapter.has_callbacks else ():
+        stray = next((one for one in job.callbacks if not callable(one)), None)
+        if stray is not None:
+            remedy = "pass a function of an epoch's event"
+            said = sentence(f"callbacks of a {adapter.name} job that are functions", shown(stray), remedy)
+            raise JobError(f"Job {job.name!r}: {said}")
+
+
 def _close(loaded: Mapping[str, Adapter]) -> None:
     for adapter in loaded.values():
         adapter.close()
@@ -331,8 +344,9 @@ def _check_options(device: Any, verify: Any, on_error: Any, compile: Any) -> Non
     _check_device(device)
     Arguments().flag("verify", verify)
     Arguments().choice("on_error", on_error, ("collect", "raise"))
-    if not isinstance(compile, bool) and not (isinstance(compile, str) and compile == "auto"):
-        raise OptionError(sentence('compile="auto", True or False', shown(compile), "pass one of the three"))
+    if not isinstance(compile, bool) and not (isinstance(compile, str) and compile in ("auto", "resident")):
+        ways = 'compile="auto", "resident", True or False'
+        raise OptionError(sentence(ways, shown(compile), "pass one of these"))
 
 
 def _check_device(device: Any) -> None:
@@ -347,7 +361,7 @@ def _raise_if_all_failed(results: Results) -> None:
     errors = [result.error for result in results]
     if errors and all(error is not None for error in errors):
         assert errors[0] is not None
-        raise_with(raisable(errors[0]), results)
+        raise_with(noted(raisable(errors[0]), results[0].name), results)
 
 
 def _listed_reporters(reporters: Any) -> Reporters:

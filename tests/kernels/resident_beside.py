@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from carpool.adapters.torch import resident, stack
+from carpool.adapters.torch import launch, resident, stack
 from carpool.adapters.torch.stacked import train_step
 from carpool.adapters.torch.train import TorchAdapter
 from carpool.job import Job
@@ -57,8 +57,8 @@ class Beside:
             self._codes[size] = resident.training_code(self.recipe, size, self.traced)
         return self._codes[size]
 
-    def bound(self, size: int, tensors: Tensors | None = None) -> resident.Bound:
-        return resident.bound(self.code(size), self.made if tensors is None else tensors)
+    def bound(self, size: int, tensors: Tensors | None = None) -> launch.Bound:
+        return launch.bound(self.code(size), self.made if tensors is None else tensors)
 
     def take(self, tensors: Tensors, chunk: Chunk) -> None:
         """A chunk's steps as traced."""

@@ -54,9 +54,9 @@ def _kl(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def _weighted(prediction: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(
-        prediction, target, weight=torch.linspace(0.5, 1.5, prediction.shape[-1]).to(prediction)
-    )
+    """With weights that are computed anew each time."""
+    weight = torch.linspace(0.5, 1.5, prediction.shape[-1], dtype=prediction.dtype)
+    return F.cross_entropy(prediction, target, weight=weight)
 
 
 class Weighted:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from carpool.adapters.base import MetricRow
+from carpool.ambient import Ambient
+from carpool.events import EpochEnded
 from carpool.executors.cohort import Cohort
 from carpool.job import Job
 from carpool.planning.cursor import Course, Cursor
@@ -40,6 +42,7 @@ class Member:
         """The epoch whose weights were put back."""
         self.held: Holding | None = None
         """What its weights are, where steps and epochs do not say it."""
+        self._generators: Ambient | None = None
         self._epochs_of: dict[str, list[int]] = {}
         """The epochs of a metric that not every epoch has."""
         self.sums: dict[str, float] = {}
@@ -52,6 +55,18 @@ class Member:
     @property
     def cursor(self) -> Cursor:
         return self.cohort.cursor
+
+    def call_back(self, event: EpochEnded) -> None:
+        """Calls the job's callbacks; what they draw depends on the job's seed alone."""
+        callbacks = [
+            one for one in self.job.callbacks if callable(one)
+        ]  # a framework's own its session calls
+        if not callbacks:
+            return
+        self._generators = self._generators or Ambient(self.job.seed)
+        with self._generators.inside():
+            for callback in callbacks:
+                callback(event)
 
     def stand(self, cursor: Cursor, epochs: int | None = None) -> None:
         """Leaves the others that moved with it; `epochs` where its course turns out to have so many."""

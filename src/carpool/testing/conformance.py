@@ -8,9 +8,11 @@ same job alone instead, because no framework's own generator is keyed by job.
 from __future__ import annotations
 
 from abc import abstractmethod
+from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -244,6 +246,44 @@ class AdapterConformance:
         for place in (0, 2):
             assert_identical(self.left(sound[place]), self.left(broken[place]))
 
+    # Failures
+
+    @pytest.mark.parametrize("kind", [SystemExit, CancelledError, GeneratorExit])
+    def test_what_ends_a_process_ends_its_job_alone(self, kind: type[BaseException]) -> None:
+        """What a job's own code raises is that job's failure, and the others end as without it."""
+
+        def leave(event: Any) -> None:
+            raise kind
+
+        kinds = (self.models[0], self.optimizers[0], self.schedulers[0])
+        jobs = self.jobs(*kinds, epochs=3)
+        jobs[1] = replace(jobs[1], callbacks=[leave])
+        settings = {"device": self.device, "reporters": [], "compile": False}
+        results = carpool.train(jobs, **settings)
+        assert [result.outcome for result in results] == [
+            Outcome.COMPLETED,
+            Outcome.FAILED,
+            Outcome.COMPLETED,
+        ]
+        assert type(results[1].error) is kind
+        assert len(results[1].history["loss"]) == 1
+
+    # Results on disk
+
+    def test_what_was_saved_is_read_back_every_optimizer(self, optimizer: str, tmp_path: Path) -> None:
+        """Weights and the optimizer's state, to the bit, into a model of the same structure too."""
+        jobs = self.jobs(self.models[0], optimizer, self.schedulers[0], epochs=2)
+        results = self.run(jobs)
+        results.save(tmp_path)
+        read = carpool.load(tmp_path)
+        for ours, theirs in zip(read, results, strict=True):
+            assert len(theirs.weights) > 0
+            assert _same(ours.weights, theirs.weights)
+            assert _same(ours.optimizer_state, theirs.optimizer_state)
+        loaded = read[1].load_into(results[0].model)
+        again = replace(results[0], model=loaded).weights  # whose names may be another model's
+        assert _same(list(again.values()), list(read[1].weights.values()))
+
     # Going on
 
     def test_a_live_model_goes_on_where_it_was_every_optimizer(self, optimizer: str) -> None:
@@ -293,6 +333,17 @@ def _assert_slots(
             np.testing.assert_allclose(
                 got[name][slot], value, rtol=1e-7, atol=allowed, err_msg=f"{name}.{slot}"
             )
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    """Whether two nests of arrays and plain values are the same to the bit."""
+    if isinstance(ours, np.ndarray):
+        return ours.dtype == theirs.dtype and ours.tobytes() == theirs.tobytes()
+    if isinstance(ours, Mapping):
+        return ours.keys() == theirs.keys() and all(_same(ours[key], theirs[key]) for key in ours)
+    if isinstance(ours, list | tuple):
+        return len(ours) == len(theirs) and all(_same(a, b) for a, b in zip(ours, theirs, strict=True))
+    return bool(ours == theirs)
 
 
 def assert_identical(got: Reference, expected: Reference) -> None:

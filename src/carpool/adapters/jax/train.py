@@ -27,6 +27,7 @@ from carpool.adapters.jax.session import StackedSession
 from carpool.adapters.jax.state import restored, stacked, unstacked
 from carpool.adapters.jax.streams import Streamed, Streams, gathered, is_stream
 from carpool.adapters.place import Place
+from carpool.ambient import kept
 from carpool.arrays import Array
 from carpool.errors import ModelError, OptimizerError
 from carpool.job import Job
@@ -101,7 +102,8 @@ class JaxAdapter(Adapter):
     def _once(self, named: Any, make: Callable[[], Any]) -> Any:
         """What is made of a thing that jobs name, which is held so that its id stays taken."""
         if id(named) not in self._made:
-            self._made[id(named)] = (named, make())
+            with kept():
+                self._made[id(named)] = (named, make())
         return self._made[id(named)][1]
 
     def _refuse_shared(self, built: Built) -> None:

@@ -24,6 +24,7 @@ from carpool.adapters.tensorflow.state import state_of, write
 from carpool.adapters.tensorflow.stream_session import BatchSession, PipedSession
 from carpool.adapters.tensorflow.streams import Piped, Streams, gathered, is_dataset, is_stream, piped
 from carpool.adapters.tensorflow.xla import plain_reason
+from carpool.ambient import kept
 from carpool.arrays import Array
 from carpool.errors import ModelError, OptimizerError
 from carpool.job import Job
@@ -98,7 +99,8 @@ class TensorFlowAdapter(Adapter):
     def _once(self, named: Any, make: Callable[[], Any]) -> Any:
         """What is made of a thing that jobs name, which is held so that its id stays taken."""
         if id(named) not in self._made:
-            self._made[id(named)] = (named, make())
+            with kept():
+                self._made[id(named)] = (named, make())
         return self._made[id(named)][1]
 
     def _own(self, job: Job, thing: Any) -> None:

@@ -9,7 +9,6 @@ from operator import is_
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.optim import Optimizer
 
@@ -18,6 +17,7 @@ from carpool.adapters.base import Fuser, Prepared
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Built
+from carpool.adapters.torch.faking import faked
 from carpool.adapters.torch.footprint import peak_bytes
 from carpool.adapters.torch.fused import StackedSession, make_window
 from carpool.adapters.torch.layout import make_layout
@@ -116,7 +116,7 @@ class TorchFuser(Fuser):
         panels = panels or panels_of(first, recipe, width, device)
         held = make_window(known) or Pool([member.built.data for member in known])
         longest = held.length if isinstance(held, Window) else max(member.course.length for member in known)
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with faked():
             tensors = stack.state_tensors(
                 recipe.layout, first.built, panels.width, len(recipe.values), device, recipe.shared
             )
@@ -144,7 +144,7 @@ class TorchFuser(Fuser):
     def _peak(self, known: Sequence[Known], width: int) -> tuple[int, int]:
         """The most that is alive in a step, and what checking one of the members takes."""
         traced, tensors = self._traced(known, width, Panels(1, width))
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with faked():
             empty = [torch.empty_like(tensor) for tensor in tensors.values()]
             return peak_bytes(traced, empty), stack.checked_bytes(tensors)
 

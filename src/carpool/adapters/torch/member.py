@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -93,7 +93,10 @@ _LEAVES = ("fixed:", "buffer:", "shared:")
 
 def _examples(recipe: Recipe, size: int, tensors: Tensors) -> dict[str, Tensor]:
     """Tensors of the shapes that one member's step sees, by name."""
-    made = {f"leaf:{leaf.name}": torch.empty(leaf.shape, dtype=recipe.layout.dtype) for leaf in recipe.layout.leaves}
+    made = {
+        f"leaf:{leaf.name}": torch.empty(leaf.shape, dtype=recipe.layout.dtype)
+        for leaf in recipe.layout.leaves
+    }
     for name, tensor in tensors.items():
         if name.startswith(("fixed:", "buffer:")):
             made[name] = torch.empty(tensor.shape[1:], dtype=tensor.dtype)
@@ -163,9 +166,8 @@ def traced_update(
         like = [torch.empty(1, dtype=dtype) for _ in range(2 + slots)]
         like += [torch.empty(1, dtype=tally) for _ in range(tallies)]
         like += [torch.empty(1, dtype=wide) for _ in range(columns)]
-        table = {op: way for op, way in core_aten_decompositions().items() if str(op) not in LOWERINGS}
+        table: dict[Any, Any] = dict(core_aten_decompositions())
+        table = {operator: way for operator, way in table.items() if str(operator) not in LOWERINGS}
         traced: GraphModule = make_fx(apply, decomposition_table=table, tracing_mode="fake")(*like)
         _updates[key] = TracedUpdate(traced.graph, slots, tallies, columns)
     return _updates[key]
-
-

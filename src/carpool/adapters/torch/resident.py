@@ -5,19 +5,18 @@ The third way to run a step, beside the traced and the compiled one: it changes 
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from carpool import machine
 from carpool.adapters.torch.layout import Leaf
 from carpool.adapters.torch.member import Traced, evaluating_step, traced_update, training_step
+from carpool.adapters.torch.precision import settings
 from carpool.adapters.torch.stacked import Recipe
+from carpool.errors import described
 from carpool.kernels.resident import step as steps
 from carpool.kernels.resident.builder import Builder, Refused, Value
 from carpool.kernels.resident.loops import (
@@ -27,8 +26,8 @@ from carpool.kernels.resident.loops import (
     Load,
     Map,
     Out,
-    Place,
     Type,
+    arrays_in,
     moved,
     rebuilt,
     whole,
@@ -38,7 +37,6 @@ from carpool.kernels.resident.operations import cast, op
 from carpool.kernels.updates import number_dtype
 
 Tensors = Mapping[str, Tensor]
-_SHARED = ("order", "data:", "shared:", "held:")
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,43 @@ class Code:
     source: str
     tensors: tuple[str, ...]
     memory_bytes: int
+    size: int
+    """Of a batch."""
     held: Mapping[str, Tensor] = field(default_factory=dict)
     """Those that the step itself brings along."""
+
+
+_REMEMBERED = 256
+_codes: OrderedDict[Hashable, Code | str] = OrderedDict()
+
+
+def code_of(kind: str, key: Hashable, recipe: Recipe, size: int, tensors: Tensors) -> Code:
+    """A step's code; what it has baked in is `key` and the shapes. Raises Refused, which names what is in the way."""
+    full = (kind, key, size, _shapes(tensors), torch.get_default_dtype(), settings())
+    if full not in _codes:
+        make = training_code if kind == "train" else evaluating_code
+        try:
+            _codes[full] = make(recipe, size, tensors)
+        except Refused as refused:
+            _codes[full] = str(refused)
+        except Exception as error:  # a step that cannot be traced by itself runs as a stack's is traced
+            _codes[full] = described(error)
+    _codes.move_to_end(full)
+    while len(_codes) > _REMEMBERED:
+        _codes.popitem(last=False)
+    found = _codes[full]
+    if isinstance(found, str):
+        raise Refused(found)
+    return found
+
+
+def _shapes(tensors: Tensors) -> Hashable:
+    """Of what belongs to one member, or to all."""
+    return tuple(
+        (name, tuple(tensor.shape[not name.startswith("shared:") :]), tensor.dtype)
+        for name, tensor in tensors.items()
+        if name != "order"
+    )
 
 
 def training_code(recipe: Recipe, size: int, tensors: Tensors) -> Code:
@@ -72,7 +105,7 @@ def _code(assembly: _Assembly) -> Code:
     if turned:
         step = assembly.step(turned)
     source, names, size = steps.program(step)
-    return Code(source, tuple(names), size, assembly.held)
+    return Code(source, tuple(names), size, step.size, assembly.held)
 
 
 def _check(recipe: Recipe, tensors: Tensors) -> None:
@@ -83,8 +116,8 @@ def _check(recipe: Recipe, tensors: Tensors) -> None:
     if recipe.layout.dtype not in (torch.float32, torch.float64):
         raise Refused(f"weights of type {recipe.layout.dtype}")
     for name, tensor in tensors.items():
-        if name.startswith("data:") and (tensor.dtype not in TYPES or not tensor.is_contiguous()):
-            raise Refused(f"samples of type {tensor.dtype}" if tensor.dtype not in TYPES else "samples apart in memory")
+        if name.startswith("data:") and tensor.dtype not in TYPES:
+            raise Refused(f"samples of type {tensor.dtype}")
 
 
 class _Assembly:
@@ -98,7 +131,9 @@ class _Assembly:
     def step(self, turned: frozenset[str] = frozenset()) -> steps.Step:
         self._builder = Builder()
         self._turned = turned
-        self._made = steps.Step(self._real, self._size, trains=self._trains, spans=len(self._recipe.layout.spans))
+        self._made = steps.Step(
+            self._real, self._size, trains=self._trains, spans=len(self._recipe.layout.spans)
+        )
         values = {name: self._input(name) for name in self._traced.inputs}
         placeholders = [node.name for node in self._traced.graph.nodes if node.op == "placeholder"]
         given = dict(zip(placeholders, values.values(), strict=True))
@@ -109,7 +144,8 @@ class _Assembly:
         if self._trains:
             self._train(values, made)
         self._made.body += self._builder.statements
-        self._made.homes += [steps.Home(array, f"held:{name}", 0, False) for name, (array, _) in self._builder.held.items()]
+        for name, (array, _) in self._builder.held.items():
+            self._made.homes.append(steps.Home(array, f"held:{name}", 0, is_stored=False))
         return self._made
 
     @property
@@ -124,7 +160,9 @@ class _Assembly:
         if kind in ("seed", "step", "place"):
             array = builder.array("i8", (), kind)
             tensor, adds = {"seed": ("seeds", "0"), "step": ("steps", "taken"), "place": ("batch", "k")}[kind]
-            made.counters.append(steps.Counter(array, tensor, adds if self._trains or kind == "place" else "0"))
+            made.counters.append(
+                steps.Counter(array, tensor, adds if self._trains or kind == "place" else "0")
+            )
             return builder.lying(array)
         if kind == "data":
             tensor = self._tensors[name]
@@ -169,7 +207,7 @@ class _Assembly:
         for name, slope in grads.items():
             own = weights[name].place
             assert own is not None
-            if any(array in arrays and array != own.array for array in _read(slope.expr)):
+            if any(array in arrays and array != own.array for array in arrays_in(slope.expr)):
                 builder.stored(slope)  # it reads what another update changes
         self._made.body, builder.statements = builder.statements, []
         if recipe.accumulate > 1:
@@ -192,7 +230,7 @@ class _Assembly:
         if value.place == place:
             return
         own = Value(value.shape, cast(value.expr, buffer.type))
-        if place.array in _read(own.expr) or not isinstance(own.expr, Load):
+        if place.array in arrays_in(own.expr) or not isinstance(own.expr, Load):
             self._builder.stored(own)
         self._made.commit.append(Map(own.shape, (Out(place, own.expr),)))
 
@@ -247,7 +285,9 @@ class _Assembly:
                 span.update, span.options, len(span.slots), span.num_columns, layout.dtype,
                 self._tensors["table"].dtype, number_dtype(),
             )  # fmt: skip
-            given = [builder.selected(builder.lying(scalars), 0, column) for column in range(span.num_columns)]
+            given = [
+                builder.selected(builder.lying(scalars), 0, column) for column in range(span.num_columns)
+            ]
             after: list[Expr] = []
             for leaf in span.leaves:
                 slots = [
@@ -255,7 +295,9 @@ class _Assembly:
                     for place, slot in enumerate(span.slots)
                 ]
                 old = [weights[leaf.name], grads[leaf.name], *slots, *tallies, *given]
-                new = _elements(traced.graph, [builder.expanded(value, leaf.shape).expr for value in old], leaf.shape)
+                new = _elements(
+                    traced.graph, [builder.expanded(value, leaf.shape).expr for value in old], leaf.shape
+                )
                 kept = [weights[leaf.name], *slots]
                 outs = []
                 for value, element in zip(kept, new, strict=False):
@@ -276,7 +318,9 @@ def _elements(graph: torch.fx.Graph, given: Sequence[Expr], shape: tuple[int, ..
     builder = Builder()
     names = [node.name for node in graph.nodes if node.op == "placeholder"]
     arrays = [Array(f"given{place}", expr.type, (1,)) for place, expr in enumerate(given)]
-    made = lowered(graph, builder, {name: builder.lying(array) for name, array in zip(names, arrays, strict=True)})
+    made = lowered(
+        graph, builder, {name: builder.lying(array) for name, array in zip(names, arrays, strict=True)}
+    )
     if builder.statements:
         inside = {
             out.place.array: out.value
@@ -300,79 +344,3 @@ def _elements(graph: torch.fx.Graph, given: Sequence[Expr], shape: tuple[int, ..
         return known[array]
 
     return [rebuilt(value.expr, leaf, memo) for value in made]
-
-
-def _read(expr: Expr) -> set[Array]:
-    from carpool.kernels.resident.loops import arrays_in
-
-    return arrays_in(expr)
-
-
-# Running
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("stride", ctypes.c_int64))
-
-
-class _Run(ctypes.Structure):
-    _fields_ = (
-        ("tensors", ctypes.POINTER(_Tensor)),
-        ("rows", ctypes.c_void_p),
-        ("faults", ctypes.c_void_p),
-        ("memory", ctypes.c_void_p),
-        ("memory_bytes", ctypes.c_int64),
-        ("count", ctypes.c_int64),
-        ("begin", ctypes.c_int64),
-        ("steps", ctypes.c_int64),
-        ("next", ctypes.c_int64),
-        ("dry", ctypes.c_int),
-        ("threads", ctypes.c_int),
-    )
-
-
-@dataclass
-class Bound:
-    """A step's machine code over a panel's tensors."""
-
-    code: Code
-    library: ctypes.CDLL
-    tensors: Tensors
-    _memory: np.ndarray = field(init=False)
-    _table: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._memory = np.zeros(0, np.uint8)
-        places = []
-        for name in self.code.tensors:
-            tensor = self.code.held.get(name, self.tensors.get(name))
-            assert tensor is not None, name
-            stride = 0 if name.startswith(_SHARED) else tensor.stride(0) * tensor.element_size()
-            places.append((tensor.data_ptr(), stride))
-        self._table = (_Tensor * len(places))(*places)
-
-    def run(self, steps: int, threads: int, dry: bool = False) -> dict[int, int]:
-        """Takes so many steps of the active rows; of those that went out of bounds, how many they took before."""
-        rows = np.flatnonzero(self.tensors["active"].numpy()).astype(np.int64)
-        faults = np.full(len(rows), -1, np.int64)
-        threads = max(1, min(threads, len(rows)))
-        room = -(-self.code.memory_bytes // 4096) * 4096
-        if len(self._memory) < room * threads + 64:
-            self._memory = np.zeros(room * threads + 64, np.uint8)
-        start = self._memory.ctypes.data
-        run = _Run(
-            self._table, rows.ctypes.data, faults.ctypes.data, start + -start % 64, room, len(rows),
-            int(self.tensors["k"]), steps, 0, dry, threads,
-        )  # fmt: skip
-        self.library.run(ctypes.byref(run))
-        if not dry:
-            self.tensors["k"].add_(steps)
-        return {int(rows[place]): int(faults[place]) for place in np.flatnonzero(faults >= 0)}
-
-
-def bound(code: Code, tensors: Tensors) -> Bound:
-    """Makes the code, or takes it from where it was made before. Raises machine.NoMachineCode."""
-    return Bound(code, machine.made(code.source).library, tensors)
-
-
-__all__ = ["Bound", "Code", "Place", "bound", "evaluating_code", "training_code"]

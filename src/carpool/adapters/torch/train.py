@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from carpool import ambient
 from carpool.adapters.base import Adapter, JobState, Session, Trained
 from carpool.adapters.place import Place
 from carpool.adapters.torch import full, lightning, saved
@@ -24,7 +25,7 @@ from carpool.adapters.torch.partition import is_kept
 from carpool.adapters.torch.phases import build_phases, evaluation
 from carpool.adapters.torch.predict import predict
 from carpool.adapters.torch.probe import Probe, probe
-from carpool.adapters.torch.program import stop_compiling
+from carpool.adapters.torch.program import end_run
 from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.stack import initial_states
 from carpool.adapters.torch.store import Store, key_of
@@ -116,7 +117,8 @@ class TorchAdapter(Adapter):
         for module in model.modules():
             if isinstance(module, _NormBase) and module.training and module.track_running_stats:
                 self._own(job, module, "normalisation in training mode")
-        phases = build_phases(job, model)
+        with ambient.seeded(job.seed):
+            phases = build_phases(job, model)
         for phase in phases:
             self._own(job, phase.optimizer, "optimizer")
         validation = None
@@ -165,7 +167,8 @@ class TorchAdapter(Adapter):
         if not callable(data) or is_stream(data):
             return data
         if id(data) not in self._made:
-            self._made[id(data)] = (data, data())
+            with ambient.kept():
+                self._made[id(data)] = (data, data())
         return self._made[id(data)][1]
 
     def open(self, job: Job, device: str, plain: bool = False, exact: bool = False) -> Session:
@@ -196,7 +199,7 @@ class TorchAdapter(Adapter):
 
     def close(self) -> None:
         self._streams.stop()
-        stop_compiling()
+        end_run()
         heap.give_back()
 
     def absorb(self, job: Job, state: JobState) -> Trained:

@@ -555,6 +555,7 @@ class Printer:
         text.end()
         for v, count in enumerate(counts):
             if rows > 1:
+                text.lines.append(f"#pragma GCC unroll {rows}")
                 text.begin(f"for (int r = 0; r < {rows}; ++r)")
             else:
                 text.begin("")

@@ -50,7 +50,7 @@ typedef vbytes lbytes LOOSE(u1);
 """)
 
 _MEMORY = Template("""\
-INLINE v$t bc_$t($t x) { return (v$t){} + x; }
+INLINE v$t bc_$t($t x) { return (v$t){$copies}; }
 INLINE v$t ld_$t(const $t *p) { return *(const l$t *)p; }
 INLINE void st_$t($t *p, v$t x) { *(l$t *)p = x; }
 INLINE v$t lds_$t(const $t *p, i8 s, int n) { v$t r = {}; for (int i = 0; i < n; ++i) r[i] = p[i * s]; return r; }
@@ -166,8 +166,20 @@ INLINE vf4 tanh_vf4(vf4 x) {
     far = sel_vf4(AS(x < 0.0f, vu1), -far, far);
     return sel_vf4(AS(a < 0.625f, vu1), p * z * x + x, sel_vf4(AS(x != x, vu1), x, far));
 }
-INLINE vf4 sqrt_vf4(vf4 x) { for (int i = 0; i < V; ++i) x[i] = __builtin_sqrtf(x[i]); return x; }
 """
+
+_ROOT = Template("""\
+#if defined(__AVX__) && !defined(__clang__)
+INLINE v$t sqrt_v$t(v$t x) { return __builtin_ia32_sqrt$instruction(x); }
+#else
+INLINE v$t sqrt_v$t(v$t x) { for (int i = 0; i < V; ++i) x[i] = __builtin_sqrt$f(x[i]); return x; }
+#endif
+""")
+_ROOTS = {
+    ("f4", "f4"): "ps256",
+    ("f8", "f4"): "ps",
+    ("f8", "f8"): "pd256",
+}  # of the weights' type and the vector's
 
 _DERIVED = Template("""\
 INLINE $t sigmoid_$t($t x) { return 1 / (1 + exp_$t(-x)); }
@@ -213,15 +225,18 @@ def prelude(real: Type) -> str:
     lanes, lane = ("8", "i4") if real == "f4" else ("4", "i8")
     masks = {"f4": "i4", "f8": "i8", "i8": "i8", "i4": "i4"}
     parts = [_TYPES.substitute(lanes=lanes, lane=lane), _TRUTH]
-    parts += [_MEMORY.substitute(t=t, m=m) for t, m in masks.items()]
+    copies = ", ".join("x" * int(lanes))
+    parts += [_MEMORY.substitute(t=t, m=m, copies=copies) for t, m in masks.items()]
     parts += [_ORDER.substitute(t=t) for t in masks]
     parts += [_WHOLE, _FLOAT32]
     for t, suffix in (("f4", "f"), ("f8", "")):
         for name, function in _LIBRARY.items():
-            own = t == "f4" and name in (*_OWN, "abs", "round", "sqrt")
+            own = (t == "f4" and name in (*_OWN, "abs", "round")) or (name == "sqrt" and (real, t) in _ROOTS)
             parts.append(_SCALAR.substitute(t=t, name=name, function=function + suffix))
             if not own:
                 parts.append(_LANES.substitute(t=t, name=name, function=function + suffix))
+        if (real, t) in _ROOTS:
+            parts.append(_ROOT.substitute(t=t, f=suffix, instruction=_ROOTS[real, t]))
         parts.append(_DERIVED.substitute(t=t, f=suffix))
     parts.append(_DRAW.substitute(m0=MULTIPLIERS[0], m1=MULTIPLIERS[1], w0=WEYL[0], w1=WEYL[1]))
     return "".join(parts)

@@ -95,7 +95,7 @@ TRAINS = ("order", "first", "active", "alive", "steps", "seeds", "batch", "taken
 EVALUATES = ("order", "first", "active", "steps", "seeds", "batch", "taken", "sums")
 
 
-def program(step: Step, threads_name: str = "carpool") -> tuple[str, list[str], int]:
+def program(step: Step) -> tuple[str, list[str], int]:
     """The C of a step, the tensors that it wants by name, and the bytes of memory that a thread needs."""
     _prepare(step)
     fixed = TRAINS if step.trains else EVALUATES
@@ -118,7 +118,7 @@ def program(step: Step, threads_name: str = "carpool") -> tuple[str, list[str], 
             lines.append(printer.function(name, statement))
             calls[kind].append(f"{name}(A, &bad);")
     lines.append(_member(step, calls))
-    lines.append(_RUN)
+    lines.append(_LAUNCH)
     return "\n".join(lines), names, size
 
 
@@ -281,39 +281,51 @@ _TENSORS = """\
 typedef struct { char *base; i8 stride; } Tensor;  /* bytes from row to row */
 typedef struct {
     Tensor *tensors;
-    const i8 *rows;   /* the members that take part */
-    i8 *faults;       /* for each: the step in which a place was out of bounds, or -1 */
-    char *memory;     /* for each thread */
-    i8 memory_bytes;
-    i8 count, begin, steps, next;
-    int dry;          /* everything is computed and nothing kept */
-    int threads;
+    const u1 *active; /* for each row: whether it takes part */
+    i8 *faults;       /* for each row: after how many steps a place was out of bounds, or -1 */
+    i8 begin, steps, dry; /* dry: everything is computed and nothing kept */
 } Run;
 #define ROW(t, name) ((t *)(R->tensors[T_##name].base + row * R->tensors[T_##name].stride))
 """
 
-_RUN = """\
-typedef struct { Run *run; char *memory; } Worker;
+_LAUNCH = """\
+typedef struct { void (*member)(Run *, i8, char *); Run run; } Segment;
+typedef struct {
+    Segment *segments;
+    i8 count;
+    const i8 *rows;
+    i8 num_rows;
+    u1 *halted;       /* for each row: whether it went out of bounds */
+    char *memory;     /* for each thread */
+    i8 memory_bytes, threads, next;
+} Launch;
+typedef struct { Launch *launch; char *memory; } Worker;
 
 static void *work(void *given) {
     Worker *own = given;
-    Run *R = own->run;
+    Launch *L = own->launch;
     for (;;) {
-        const i8 next = __atomic_fetch_add(&R->next, 1, __ATOMIC_RELAXED);
-        if (next >= R->count) return 0;
-        member(R, R->rows[next], next, own->memory);
+        const i8 next = __atomic_fetch_add(&L->next, 1, __ATOMIC_RELAXED);
+        if (next >= L->num_rows) return 0;
+        const i8 row = L->rows[next];
+        for (i8 s = 0; s < L->count && !L->halted[row]; ++s) {
+            Run *run = &L->segments[s].run;
+            if (!run->active[row]) continue;
+            L->segments[s].member(run, row, own->memory);
+            if (run->faults[row] >= 0) L->halted[row] = 1;
+        }
     }
 }
 
-/* Returns when all members are through. Fewer threads than wanted do the same work. */
-void run(Run *R) {
+/* All segments of a member, one after another, then those of the next: returns when all are through. */
+void launch(Launch *L) {
     enum { MOST = 64 };
     pthread_t threads[MOST];
     Worker own[MOST];
-    const int wanted = R->threads < MOST ? R->threads : MOST;
+    const i8 wanted = L->threads < MOST ? L->threads : MOST;
     int started = 1;
-    R->next = 0;
-    for (int i = 0; i < wanted; ++i) own[i] = (Worker){R, R->memory + i * R->memory_bytes};
+    L->next = 0;
+    for (i8 i = 0; i < wanted; ++i) own[i] = (Worker){L, L->memory + i * L->memory_bytes};
     while (started < wanted && !pthread_create(&threads[started], 0, work, &own[started])) ++started;
     work(&own[0]);
     for (int i = 1; i < started; ++i) pthread_join(threads[i], 0);
@@ -322,7 +334,7 @@ void run(Run *R) {
 
 
 def _member(step: Step, calls: dict[str, list[str]]) -> str:
-    out = ["static void member(Run *R, i8 row, i8 number, char *A) {", "    int bad = 0;"]
+    out = ["void member(Run *R, i8 row, char *A) {", "    int bad = 0;"]
     say = out.append
     trains = step.trains
     if trains:
@@ -355,7 +367,7 @@ def _member(step: Step, calls: dict[str, list[str]]) -> str:
         say(f"        *P_{counter.array.name} = *ROW(i8, {_plain(counter.tensor)}) + {counter.adds};")
     for call in calls["body"]:
         say(f"        {call}")
-    say("        if (bad) { R->faults[number] = k - R->begin; break; }")
+    say("        if (bad) { R->faults[row] = k - R->begin; break; }")
     if trains:
         say(f"        if (!isfinite(P_{step.shown.name}[0])) {{ alive = 0; break; }}" if step.shown else "")
         for call in calls["commit"]:
