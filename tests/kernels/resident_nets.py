@@ -338,7 +338,7 @@ class _Draw:
             made.append(partial(nn.BatchNorm1d, outer, momentum=self.random.choice([0.1, 0.3])))
         elif norm == "batch_plain":
             made.append(partial(nn.BatchNorm1d, outer, affine=False, track_running_stats=self.chance(0.5)))
-        elif norm == "group" and outer % 2 == 0 and outer > 7:
+        elif norm == "group" and outer % 2 == 0 and outer > 15:
             made.append(partial(nn.GroupNorm, 2, outer))
         made.append(ACTIVATIONS[activation])
         if self.chance(0.25):

@@ -19,7 +19,7 @@ from carpool.adapters.torch.probe import Stepped, call
 from carpool.adapters.torch.rowwise import by_row
 from carpool.adapters.torch.stacked import Recipe, evaluation_step
 from carpool.kernels.resident.lower import LOWERINGS
-from carpool.kernels.table import stacked
+from carpool.kernels.table import single
 from carpool.kernels.updates import Update
 
 Tensors = Mapping[str, Tensor]
@@ -48,7 +48,7 @@ def training_step(recipe: Recipe, size: int, tensors: Tensors) -> Traced:
             for name, leaf in rest.items()
             if name.startswith(_LEAVES)
         }
-        with stacked(rest["seed"], rest["step"], 0, False), WideNorms():
+        with single(rest["seed"], rest["step"]), WideNorms():
             batch = [tensor for name, tensor in rest.items() if name.startswith("data:")]
             values, after = call(module, {**leaves, **learning}, recipe.batch(batch), rest["place"])
         shown = torch.stack([values[name].detach().to(torch.float64) for name in phase.values])
@@ -81,7 +81,7 @@ def evaluating_step(recipe: Recipe, size: int, tensors: Tensors) -> Traced:
         }
         batch = [tensor for name, tensor in given.items() if name.startswith("data:")]
         at = evaluation_step(given["step"], given["place"])
-        with stacked(given["seed"], at), WideNorms():
+        with single(given["seed"], at), WideNorms():
             values, _ = call(module, leaves, recipe.validation_batch(batch), given["place"])
         return [torch.stack([values[name].to(torch.float64) for name in recipe.evaluated])]
 

@@ -186,12 +186,12 @@ class _Assembly:
     def _leaf(self, tensor: str, leaf: Leaf, name: str) -> Value:
         """A leaf's own part of a row of weights, slots or gathered gradients."""
         turned = f"w{self._number(leaf)}" in self._turned
-        shape = tuple(reversed(leaf.shape)) if turned else leaf.shape
+        shape = (*leaf.shape[1:], leaf.shape[0]) if turned else leaf.shape
         array = self._builder.array(self._real, shape, name, kept=True)
         home = steps.Home(array, tensor, leaf.start, self._trains, is_turned=turned)
         self._made.homes.append(home)
         value = self._builder.lying(array)
-        return self._builder.permuted(value, range(len(shape))[::-1]) if turned else value
+        return self._builder.permuted(value, range(-1, len(shape) - 1)) if turned else value
 
     # The update
 
