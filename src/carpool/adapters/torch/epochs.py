@@ -280,6 +280,7 @@ class _Launch:
             shown = segment.shown
             if not len(shown.sums):
                 shown.sums, shown.taken = np.zeros((width, shown.values)), np.zeros(width, np.int64)
+                shown.faults = np.full(width, -1, np.int64)
             if segment.ahead is not None:
                 shown.faults = self._faults[place]
         self._rows = np.flatnonzero(self._active.any(0))
