@@ -62,7 +62,8 @@ def same(found: list[Any], wanted: list[Any], within: float = 0.0) -> None:
 
 @pytest.fixture(autouse=True)
 def pays(monkeypatch: pytest.MonkeyPatch):
-    """Every run is long enough, and nothing is remembered of other tests."""
+    """Every run is long enough, nothing is machine code, and nothing is remembered of other tests."""
+    monkeypatch.setattr(programs.Programs, "_code", lambda *_: None)
     monkeypatch.setattr(programs, "FEWEST_LAUNCHES", 1)
     monkeypatch.setattr(programs, "compiling_budget_s", lambda _: math.inf)
     monkeypatch.setattr(program, "_memory", type(program._memory)())
