@@ -39,7 +39,7 @@ _LAUNCH = np.dtype(
         )
     ]
 )
-_SHARED = ("order", "data:", "shared:")
+_SHARED = ("order", "data:", "shared:", "held:")
 _PAGE = 4096
 _TIMED_STEPS = 16
 _GUESS_S = 0.1
@@ -91,7 +91,7 @@ def table_of(code: Code, tensors: Tensors) -> np.ndarray:
     """Where each tensor that the code wants lies, and how far it is from row to row; zeros for those that are not there."""
     made = np.zeros(len(code.tensors), TENSOR)
     for place, name in enumerate(code.tensors):
-        tensor = tensors.get(name)
+        tensor = code.held.get(name, tensors.get(name))
         if tensor is None:
             continue
         if not tensor[:1].is_contiguous() or (name.startswith(_SHARED) and not tensor.is_contiguous()):

@@ -19,7 +19,7 @@ from carpool.adapters.torch.probe import Stepped, call
 from carpool.adapters.torch.rowwise import by_row
 from carpool.adapters.torch.stacked import Recipe, evaluation_step
 from carpool.kernels.resident.lower import LOWERINGS
-from carpool.kernels.table import stacked
+from carpool.kernels.table import single
 from carpool.kernels.updates import Update
 
 Tensors = Mapping[str, Tensor]
@@ -43,8 +43,12 @@ def training_step(recipe: Recipe, size: int, tensors: Tensors) -> Traced:
     buffers = [name for name in examples if name.startswith("buffer:")]
 
     def member(learning: dict[str, Tensor], rest: dict[str, Tensor]) -> Any:
-        leaves = {name.partition(":")[2]: leaf for name, leaf in rest.items() if name.startswith(_LEAVES)}
-        with stacked(rest["seed"], rest["step"], 0, False), WideNorms():
+        leaves = {
+            name.partition(":")[2]: leaf.clone() if name.startswith("buffer:") else leaf
+            for name, leaf in rest.items()
+            if name.startswith(_LEAVES)
+        }
+        with single(rest["seed"], rest["step"]), WideNorms():
             batch = [tensor for name, tensor in rest.items() if name.startswith("data:")]
             values, after = call(module, {**leaves, **learning}, recipe.batch(batch), rest["place"])
         shown = torch.stack([values[name].detach().to(torch.float64) for name in phase.values])
@@ -77,7 +81,7 @@ def evaluating_step(recipe: Recipe, size: int, tensors: Tensors) -> Traced:
         }
         batch = [tensor for name, tensor in given.items() if name.startswith("data:")]
         at = evaluation_step(given["step"], given["place"])
-        with stacked(given["seed"], at), WideNorms():
+        with single(given["seed"], at), WideNorms():
             values, _ = call(module, leaves, recipe.validation_batch(batch), given["place"])
         return [torch.stack([values[name].to(torch.float64) for name in recipe.evaluated])]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ class Code:
     memory_bytes: int
     size: int
     """Of a batch."""
+    held: Mapping[str, Tensor] = field(default_factory=dict)
+    """Those that the step itself brings along."""
 
 
 _REMEMBERED = 256
@@ -103,7 +105,7 @@ def _code(assembly: _Assembly) -> Code:
     if turned:
         step = assembly.step(turned)
     source, names, size = steps.program(step)
-    return Code(source, tuple(names), size, step.size)
+    return Code(source, tuple(names), size, step.size, assembly.held)
 
 
 def _check(recipe: Recipe, tensors: Tensors) -> None:
@@ -142,7 +144,13 @@ class _Assembly:
         if self._trains:
             self._train(values, made)
         self._made.body += self._builder.statements
+        for name, (array, _) in self._builder.held.items():
+            self._made.homes.append(steps.Home(array, f"held:{name}", 0, is_stored=False))
         return self._made
+
+    @property
+    def held(self) -> dict[str, Tensor]:
+        return {f"held:{name}": tensor.contiguous() for name, (_, tensor) in self._builder.held.items()}
 
     # What comes in
 
@@ -178,12 +186,12 @@ class _Assembly:
     def _leaf(self, tensor: str, leaf: Leaf, name: str) -> Value:
         """A leaf's own part of a row of weights, slots or gathered gradients."""
         turned = f"w{self._number(leaf)}" in self._turned
-        shape = tuple(reversed(leaf.shape)) if turned else leaf.shape
+        shape = (*leaf.shape[1:], leaf.shape[0]) if turned else leaf.shape
         array = self._builder.array(self._real, shape, name, kept=True)
         home = steps.Home(array, tensor, leaf.start, self._trains, is_turned=turned)
         self._made.homes.append(home)
         value = self._builder.lying(array)
-        return self._builder.permuted(value, range(len(shape))[::-1]) if turned else value
+        return self._builder.permuted(value, range(-1, len(shape) - 1)) if turned else value
 
     # The update
 

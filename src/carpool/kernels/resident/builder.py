@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 from carpool.kernels.resident.loops import (
     Acc,
@@ -87,6 +87,8 @@ class Builder:
 
     def __init__(self) -> None:
         self.statements: list[Statement] = []
+        self.held: dict[str, tuple[Array, Any]] = {}
+        """Arrays that the step brings along, by name, each with what it is read from. Nothing changes them."""
         self._count = 0
 
     # Arrays
@@ -232,7 +234,8 @@ class Builder:
     def product(self, left: Value, right: Value) -> Value:
         """Matrix products of [batch..., rows, depth] and [batch..., depth, columns]."""
         left, right = self.stored(left), self.stored(right)
-        assert left.place is not None and right.place is not None
+        assert left.place is not None
+        assert right.place is not None
         *batch, rows, depth = left.shape
         columns = right.shape[-1]
         array = self.array(left.type, (*batch, rows, columns))

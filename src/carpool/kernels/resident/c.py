@@ -52,6 +52,12 @@ class Text:
 
     lines: list[str] = field(default_factory=list)
     depth: int = 1
+    count: int = 0
+
+    def fresh(self, prefix: str) -> str:
+        """A name that nothing else here has."""
+        self.count += 1
+        return f"{prefix}{self.count}"
 
     def add(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)
@@ -84,7 +90,6 @@ class Scope:
         self.text, self.indices, self.lanes, self._prefix = text, list(indices), lanes, prefix
         self._names: dict[str, str] = {}
         self._done: dict[int, tuple[Expr, str]] = {}  # with the expression: an id is good while it lives
-        self._count = 0
 
     def value(self, expr: Expr, accumulated: str = "") -> str:
         """The name or text of an element's value."""
@@ -94,8 +99,7 @@ class Scope:
 
     def named(self, type: str, text: str) -> str:
         if text not in self._names:
-            self._count += 1
-            name = f"{self._prefix}{self._count}"
+            name = self.text.fresh(self._prefix)
             self.text.add(f"const {type} {name} = {text};")
             self._names[text] = name
         return self._names[text]
@@ -152,15 +156,8 @@ class Scope:
 
     def _index(self, along: Along) -> str:
         """A computed place, as one number for all lanes."""
-        single = (
-            self if not self.lanes.is_vector else Scope(self.text, self.indices, Lanes(0, self.lanes.whole))
-        )
-        if single is not self:
-            single._count = self._count + 500
-        found = single.value(along.index)
-        if single is not self:
-            self._count = single._count
-        return f"at({found}, {along.bound}, bad)"
+        single = Scope(self.text, self.indices, Lanes(0, self.lanes.whole)) if self.lanes.is_vector else self
+        return f"at({single.value(along.index)}, {along.bound}, bad)"
 
     def _computed(self, expr: Op, args: list[str]) -> str:
         name, own = expr.name, expr.args[0].type
@@ -344,7 +341,7 @@ class Printer:
         }[type(statement)]  # fmt: skip
         print_(text, statement)
         body = "\n".join(text.lines)
-        return f"static __attribute__((noinline)) void {name}(char *restrict A, int *restrict bad) {{\n{body}\n}}\n"
+        return f"static APART void {name}(char *restrict A, int *restrict bad) {{\n{body}\n}}\n"
 
     # Maps
 

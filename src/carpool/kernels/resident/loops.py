@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from typing import Literal
 
@@ -293,7 +294,7 @@ def reshaped(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
                 place += 1
                 wanted *= sizes[place]
         group = old[first : at + 1]
-        if any(a[1] != b[1] * b[0] for a, b in zip(group, group[1:], strict=False)):
+        if any(a[1] != b[1] * b[0] for a, b in pairwise(group)):
             return None
         step = group[-1][1]
         own: list[int] = []

@@ -25,6 +25,12 @@ typedef int32_t i4;
 typedef uint8_t u1;
 enum { V = $lanes };  /* elements of a vector */
 #define INLINE static inline __attribute__((always_inline, unused))
+/* GCC 12 takes calls away whose memcpy of a part of a vector the next call reads, if it may look into both. */
+#ifdef __clang__
+#define APART __attribute__((noinline))
+#else
+#define APART __attribute__((noipa))
+#endif
 #define VECTOR(t) __attribute__((vector_size(V * sizeof(t))))
 #define LOOSE(t) __attribute__((aligned(sizeof(t)), may_alias))
 typedef f4 vf4 VECTOR(f4);
@@ -160,12 +166,20 @@ INLINE vf4 tanh_vf4(vf4 x) {
     far = sel_vf4(AS(x < 0.0f, vu1), -far, far);
     return sel_vf4(AS(a < 0.625f, vu1), p * z * x + x, sel_vf4(AS(x != x, vu1), x, far));
 }
-#if defined(__AVX__) && defined(__GNUC__) && !defined(__clang__)
-INLINE vf4 sqrt_vf4(vf4 x) { return __builtin_ia32_sqrtps256(x); }
-#else
-INLINE vf4 sqrt_vf4(vf4 x) { for (int i = 0; i < V; ++i) x[i] = __builtin_sqrtf(x[i]); return x; }
-#endif
 """
+
+_ROOT = Template("""\
+#if defined(__AVX__) && !defined(__clang__)
+INLINE v$t sqrt_v$t(v$t x) { return __builtin_ia32_sqrt$instruction(x); }
+#else
+INLINE v$t sqrt_v$t(v$t x) { for (int i = 0; i < V; ++i) x[i] = __builtin_sqrt$f(x[i]); return x; }
+#endif
+""")
+_ROOTS = {
+    ("f4", "f4"): "ps256",
+    ("f8", "f4"): "ps",
+    ("f8", "f8"): "pd256",
+}  # of the weights' type and the vector's
 
 _DERIVED = Template("""\
 INLINE $t sigmoid_$t($t x) { return 1 / (1 + exp_$t(-x)); }
@@ -217,10 +231,12 @@ def prelude(real: Type) -> str:
     parts += [_WHOLE, _FLOAT32]
     for t, suffix in (("f4", "f"), ("f8", "")):
         for name, function in _LIBRARY.items():
-            own = t == "f4" and name in (*_OWN, "abs", "round", "sqrt")
+            own = (t == "f4" and name in (*_OWN, "abs", "round")) or (name == "sqrt" and (real, t) in _ROOTS)
             parts.append(_SCALAR.substitute(t=t, name=name, function=function + suffix))
             if not own:
                 parts.append(_LANES.substitute(t=t, name=name, function=function + suffix))
+        if (real, t) in _ROOTS:
+            parts.append(_ROOT.substitute(t=t, f=suffix, instruction=_ROOTS[real, t]))
         parts.append(_DERIVED.substitute(t=t, f=suffix))
     parts.append(_DRAW.substitute(m0=MULTIPLIERS[0], m1=MULTIPLIERS[1], w0=WEYL[0], w1=WEYL[1]))
     return "".join(parts)

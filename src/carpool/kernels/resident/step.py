@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from carpool.kernels.resident.builder import Builder
+from carpool.kernels.resident.builder import Builder, Refused
 from carpool.kernels.resident.c import Printer, memory
 from carpool.kernels.resident.loops import (
     SIZES,
@@ -17,6 +17,7 @@ from carpool.kernels.resident.loops import (
     Place,
     Product,
     Reduce,
+    Shape,
     Statement,
     Type,
     contiguous,
@@ -181,9 +182,10 @@ def _turn(step: Step) -> None:
         for statement in getattr(step, part):
             if isinstance(statement, Product) and oriented(statement) is None:
                 array = statement.right.array
-                if _is_matrix(statement) and (home := _home(step, array)) is not None:
+                shape = (statement.depth, statement.columns)
+                home = _home(step, array) if _is_matrix(statement) else None
+                if home is not None and _has_twin(home, shape, twins):
                     if array not in twins:
-                        shape = (statement.depth, statement.columns)
                         twins[array] = replace(array, name=f"{array.name}_twin", shape=shape)
                         step.homes.append(
                             replace(home, array=twins[array], is_stored=False, is_turned=not home.is_turned)
@@ -208,11 +210,13 @@ _PARTS = ("body", "commit", "when_due", "when_not")
 def _final(statement: Statement, twins: Mapping[Array, Array]) -> Statement:
     """With twins written beside what they are twins of, and products the way round that suits them."""
     if isinstance(statement, Map | Product | Reduce):
-        outs = [*statement.outs]
-        for out in statement.outs:
-            if (twin := twins.get(out.place.array)) is not None:
-                outs.append(Out(_in_twin(out.place, twin), out.value))
-        statement = replace(statement, outs=tuple(outs))
+        space = statement.space[: statement.kept] if isinstance(statement, Reduce) else statement.space
+        copies = [
+            Out(_in_twin(space, out.place, twins[out.place.array]), out.value)
+            for out in statement.outs
+            if out.place.array in twins
+        ]
+        statement = replace(statement, outs=(*statement.outs, *copies))
     if isinstance(statement, Product):
         way = oriented(statement)
         assert way is not None
@@ -220,10 +224,23 @@ def _final(statement: Statement, twins: Mapping[Array, Array]) -> Statement:
     return statement
 
 
-def _in_twin(place: Place, twin: Array) -> Place:
+def _has_twin(home: Home, shape: Shape, twins: Mapping[Array, Array]) -> bool:
+    """Whether there is a transposed matrix of this shape, or can be: of one that is turned already, the original."""
+    if home.array in twins:
+        return twins[home.array].shape == shape
+    return not home.is_turned or shape[0] == home.array.shape[-1]
+
+
+def _in_twin(space: Shape, place: Place, twin: Array) -> Place:
     """The same elements in the transposed matrix."""
     columns, rows = twin.shape
-    assert place.offset == 0
+    crosses = any(
+        stride % columns and size * stride > columns
+        for size, stride in zip(space, place.strides, strict=True)
+        if size > 1
+    )
+    if crosses or place.offset:
+        raise Refused("a matrix that is changed in parts")
 
     def turned(stride: int) -> int:
         return stride // columns + stride % columns * rows
@@ -255,6 +272,8 @@ def turned(step: Step) -> frozenset[str]:
         if not isinstance(statement, Product):
             continue
         if _is_matrix(statement) and oriented(statement) is None:
+            if statement.columns != statement.right.array.shape[0]:
+                continue
             wants.setdefault(statement.right.array.name, set()).add(True)
             sizes[statement.right.array.name] = (statement.columns, statement.depth)
         elif (way := oriented(statement)) is not None and way.right.array.kept:
@@ -405,7 +424,7 @@ def _copied(home: Home, is_in: bool) -> str:
     type, here = array.type, f"P_{array.name}"
     there = f"ROW({type}, {_plain(home.tensor)}) + {home.offset}"
     if home.is_turned:
-        rows, columns = array.shape
+        rows, columns = prod(array.shape[:-1]), array.shape[-1]
         away, back = f"({there})[c * {rows} + r]", f"{here}[r * {columns} + c]"
         to, source = (back, away) if is_in else (away, back)
         return f"for (i8 c = 0; c < {columns}; ++c) for (i8 r = 0; r < {rows}; ++r) {to} = {source};"

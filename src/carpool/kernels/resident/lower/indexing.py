@@ -366,7 +366,7 @@ def max_pool_backward(
     builder = call.builder
     made = _zeros(call)
     place = _where(builder, made)
-    images, channels, height, width = call.shape
+    height, width = call.shape[2:]
     along = Along(number(places, "i8").expr, 1, height * width)
     strides = (*place.strides[:2], 0, 0)
     builder.statements.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from struct import pack, unpack
 from typing import Any
 
 import torch
@@ -32,10 +33,10 @@ def number(given: Any, type: Type) -> Value:
 
 def wider(*args: Any) -> Type:
     """The type in which values are compared."""
-    types = [arg.type for arg in args if isinstance(arg, Value) and arg.shape] or [
+    types: list[Type] = [arg.type for arg in args if isinstance(arg, Value) and arg.shape] or [
         arg.type for arg in args if isinstance(arg, Value)
     ]
-    found = max(types, key=_WIDTH.__getitem__)
+    found: Type = max(types, key=lambda type: _WIDTH[type])
     has_fraction = any(isinstance(arg, float) for arg in args)
     return "f4" if has_fraction and found not in ("f4", "f8") else found
 
@@ -253,6 +254,19 @@ def sigmoid_backward(call: Call, grad: Value, output: Value) -> Value:
     )
 
 
+@lowers("aten.hardsigmoid_backward.default")
+def hardsigmoid_backward(call: Call, grad: Value, input: Value) -> Value:
+    """With torch's own sixth, which is float32's also where numbers are float64."""
+    three, zero = Const(call.type, 3.0), Const(call.type, 0.0)
+    sixth = Const(call.type, unpack("f", pack("f", 1 / 6))[0])
+
+    def made(g: Expr, x: Expr) -> Expr:
+        inside = op("and", op("gt", x, op("neg", three)), op("lt", x, three))
+        return op("where", inside, op("mul", g, sixth), zero)
+
+    return pointwise(call.builder, call.shape, made, grad, input)
+
+
 @lowers("aten.lerp.Tensor", "aten.lerp.Scalar")
 def lerp(call: Call, start: Value, end: Value, weight: Any) -> Value:
     """In torch's own arithmetic: from the nearer end."""
@@ -412,7 +426,7 @@ def same(call: Call, input: Value, **_: Any) -> Value:
     return input
 
 
-@lowers("aten.copy.default")
+@lowers("aten.copy.default", "aten.copy_.default")
 def copied(call: Call, input: Value, source: Value, *_: Any) -> Value:
     return call.builder.expanded(number(source, call.type), call.shape)
 

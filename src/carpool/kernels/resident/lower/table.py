@@ -72,7 +72,28 @@ def lowered(graph: Graph, builder: Builder, inputs: Mapping[str, Value | None]) 
             values[node] = _attribute(builder, graph, node)
         else:
             values[node] = _called(builder, node, values)
+            if name_of(node) in _IN_PLACE:
+                values[_changed(node)] = values[node]
     raise AssertionError("a graph has an output")
+
+
+_IN_PLACE = ("aten.copy_.default",)
+"""What decompositions change in place: whoever comes later reads what it is then."""
+
+
+def _changed(node: Node) -> Node:
+    """What an operator changes. Nothing else may be a view of it, and it must be the step's own."""
+    changed = node.args[0]
+    assert isinstance(changed, Node)
+    if changed.op == "placeholder" or any(map(_is_view, (changed, *changed.users))):
+        raise Refused(f"{name_of(node)} on a view")
+    return changed
+
+
+def _is_view(node: Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or name_of(node) in _IN_PLACE:
+        return False
+    return any(one.alias_info is not None for one in node.target._schema.returns)
 
 
 def _called(builder: Builder, node: Node, values: Mapping[Node, Any]) -> Any:
@@ -82,7 +103,8 @@ def _called(builder: Builder, node: Node, values: Mapping[Node, Any]) -> Any:
     lowering = LOWERINGS.get(name)
     if lowering is None:
         raise Refused(f"{name} has no loops")
-    args, kwargs = (torch.fx.map_arg(given, values.__getitem__) for given in (node.args, node.kwargs))
+    args: Any = torch.fx.map_arg(node.args, values.__getitem__)
+    kwargs: Any = torch.fx.map_arg(node.kwargs, values.__getitem__)
     try:
         made = lowering(Call(builder, node), *args, **kwargs)
     except Refused as refused:
@@ -103,13 +125,19 @@ def name_of(node: Node) -> str:
 
 
 def _attribute(builder: Builder, graph: Graph, node: Node) -> Value:
-    """A tensor that the trace holds: a number is a constant of the loops, a longer one has no place in them."""
+    """A tensor that the trace holds: a number is a constant of the loops, a longer one is read where it lies."""
     held: Any = graph.owning_module
     for part in str(node.target).split("."):
         held = getattr(held, part)
-    if not isinstance(held, Tensor) or held.numel() != 1:
-        raise Refused("the step holds a tensor of its own")
-    return builder.constant(held.shape, held.item(), type_of(held))
+    if not isinstance(held, Tensor):
+        raise Refused(f"the step holds a {held.__class__.__name__}")
+    if held.numel() == 1:
+        return builder.constant(held.shape, held.item(), type_of(held))
+    name = "".join(c if c.isalnum() else "_" for c in f"held{node.target}")
+    array, _ = builder.held.setdefault(
+        name, (builder.array(type_of(held), held.shape, name, kept=True), held)
+    )
+    return builder.lying(array)
 
 
 def known_names(names: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from carpool.kernels.resident.builder import Value
+from carpool.kernels.resident.builder import Refused, Value
 from carpool.kernels.resident.loops import Const, Iota, Load, Place, contiguous, whole
 from carpool.kernels.resident.lower.pointwise import number
 from carpool.kernels.resident.lower.table import Call, lowers
@@ -66,7 +66,7 @@ def selected(call: Call, input: Value, dim: int, index: int) -> Value:
 
 @lowers("aten.split.Tensor")
 def split(call: Call, input: Value, size: int, dim: int = 0) -> list[Value]:
-    return _parts(call, input, [len_ for len_ in _sizes(input.shape[dim], size)], dim)
+    return _parts(call, input, _sizes(input.shape[dim], size), dim)
 
 
 @lowers("aten.split_with_sizes.default")
@@ -172,6 +172,20 @@ def _line(call: Call, counted: Value, start: float, step: float) -> Value:
 
     first, by = (cast(Const("f8", given), call.type) for given in (start, step))
     return Value(call.shape, op("add", first, op("mul", by, counted.expr)))
+
+
+@lowers("aten.as_strided.default")
+def strided(
+    call: Call, input: Value, shape: Sequence[int], strides: Sequence[int], offset: int | None = None
+) -> Value:
+    """A view by its strides, of what lies in memory as torch has it."""
+    given = call.node.args[0].meta["val"]  # type: ignore[union-attr]
+    if not given.is_contiguous() or given.storage_offset():
+        raise Refused("strides of a view")
+    place = call.builder.packed(input).place
+    assert place is not None
+    own = Place(place.array, place.offset + (offset or 0), tuple(strides))
+    return Value(call.shape, Load(call.type, own))
 
 
 @lowers("aten.diagonal.default")
