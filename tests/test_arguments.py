@@ -209,7 +209,7 @@ TABLE: list[Case] = [
     (train, "verify", FLAG, "verify=True or verify=False"),
     (train, "on_error", ("ignore", None, True), "on_error out of"),
     (train, "reporters", ("loud", None, print, [3], {"a": print}), "reporters="),
-    (train, "compile", ("yes", None, 1, 0), 'compile="auto", True or False'),
+    (train, "compile", ("yes", None, 1, 0), 'compile="auto", "resident", True or False'),
     (plan, "device", (None, 0), "a device's name as text"),
     (plan, "memory", (None, *SIZE), "memory="),
     (plan, "strategy", ("fuse", None), "a strategy out of"),

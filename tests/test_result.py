@@ -200,7 +200,7 @@ def test_an_unknown_metric_is_told_the_known_ones():
         (["loss", "val_loss", "val_accuracy"], "did you mean 'val_accuracy'?"),
         (["loss", "accuracy"], "pass validation_data=, or did you mean 'accuracy'?"),
         (["loss"], "pass validation_data=, or name one of these."),
-        (["val_loss"], "did you mean 'val_loss'?"),
+        (["val_loss"], "name one of these, or add it to metrics=."),
     ],
 )
 def test_a_metric_that_is_nearly_known_is_told_which(known: list[str], remedy: str):

@@ -98,7 +98,7 @@ def test_a_step_compiled_in_the_background_is_taken_up_in_graphs_of_its_own(monk
     monkeypatch.setattr(program, "Background", Patient)
     monkeypatch.setattr(program, "is_cached", lambda _: False)
     monkeypatch.setattr(program, "_memory", type(program._memory)())
-    monkeypatch.setattr(programs, "_FEWEST", 1)
+    monkeypatch.setattr(programs, "FEWEST_LAUNCHES", 1)
     monkeypatch.setattr(programs, "compiling_budget_s", lambda _: math.inf)
     ready: list[bool] = []
 

@@ -239,6 +239,10 @@ class Epochs:
             self._tables[key] = table_of(segment.resident.code, segment.tensors)
         return self._tables[key]
 
+    def stop(self, row: int) -> None:
+        """The row raised, and takes no more steps of any kind."""
+        self._tensors["alive"][row] = False
+
     @property
     def halted(self) -> np.ndarray:
         return self._halted
@@ -280,6 +284,7 @@ class _Launch:
             shown = segment.shown
             if not len(shown.sums):
                 shown.sums, shown.taken = np.zeros((width, shown.values)), np.zeros(width, np.int64)
+                shown.faults = np.full(width, -1, np.int64)
             if segment.ahead is not None:
                 shown.faults = self._faults[place]
         self._rows = np.flatnonzero(self._active.any(0))
@@ -326,6 +331,8 @@ class _Launch:
             resident.library, self._made, self._rows, self._epochs.halted, self._epochs.memory, self._bytes,
             resident.threads(),
         )  # fmt: skip
+        for row in np.flatnonzero((self._faults >= 0).any(0)).tolist():
+            self._epochs.stop(row)
         share = (time.perf_counter() - started) / sum(self._expected_s)
         for segment, expected_s in zip(self._segments, self._expected_s, strict=True):
             segment.shown.seconds += expected_s * share

@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.optim import Optimizer
 
-from carpool import recall
+from carpool import machine, recall
 from carpool.adapters.base import Fuser, Prepared
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.blame import blame
@@ -25,6 +25,7 @@ from carpool.adapters.torch.pace import pace_key
 from carpool.adapters.torch.panels import Panels, panels_of
 from carpool.adapters.torch.probe import Probe
 from carpool.adapters.torch.program import Tensors, trace_only
+from carpool.adapters.torch.resident import Code, code_of
 from carpool.adapters.torch.rowwise import is_apart
 from carpool.adapters.torch.sharing import reads_alike, shared_leaves
 from carpool.adapters.torch.stacked import PhaseRecipe, Recipe, train_step
@@ -37,9 +38,10 @@ from carpool.ambient import Ambient
 from carpool.errors import failure
 from carpool.job import Job
 from carpool.kernels.convolve import gains
+from carpool.kernels.resident.builder import Refused
 from carpool.kernels.updates import UNFUSED, UPDATES
 from carpool.memory.estimate import Footprint
-from carpool.planning.cursor import Course, Cursor, cut
+from carpool.planning.cursor import Course, Cursor, cut, launches
 from carpool.planning.spec import Signature
 from carpool.planning.trials import Trial
 
@@ -54,6 +56,7 @@ class Known:
     course: Course
 
 
+_LONG_LAUNCHES = 200  # from here on machine code, made in some 0.2 s, is expected to pay
 _WASTE = 1.05  # allocators round sizes up
 _WORKSPACE_BYTES = 32 << 20  # what cuBLAS and cuDNN keep for a stream
 
@@ -74,7 +77,30 @@ class TorchFuser(Fuser):
 
     def refusal(self, jobs: Sequence[Job]) -> str | None:
         known = [self._known(job) for job in jobs]
-        return untraced_refusal(known) or self._trace_refusal(known)
+        return untraced_refusal(known) or self._trace_refusal(known) or self._code_refusal(known)
+
+    def _code_refusal(self, known: Sequence[Known]) -> str | None:
+        """Why a step that must be machine code cannot be. Where it may be, making it begins, if the run is long."""
+        if self._compile not in ("auto", "resident") or self._device() != "cpu":
+            return None
+        code = self._code(known)
+        if isinstance(code, str):
+            return f"its steps cannot be machine code: {code}" if self._compile == "resident" else None
+        if sum(launches([known[0].course]).by_size.values()) >= _LONG_LAUNCHES:
+            machine.begin(code.source)
+        return None
+
+    def _code(self, known: Sequence[Known]) -> Code | str:
+        """The machine code of a training step, or why there is none."""
+        if (missing := machine.unavailable()) is not None:
+            return missing
+        first, width = known[0], len(known)
+        recipe = self._recipe(known, width)
+        _, tensors = self._traced(known, width)
+        try:
+            return code_of("train", (first.signature, recipe.sharing), recipe, _batch_size(first), tensors)
+        except Refused as refused:
+            return str(refused)
 
     def _trace_refusal(self, known: Sequence[Known]) -> str | None:
         """Traces the step at the width it would run at; the trace is remembered for `open`, and so is what it raises for jobs alike."""

@@ -36,10 +36,10 @@ from carpool.adapters.torch.feed import Feed
 from carpool.adapters.torch.full import is_full
 from carpool.adapters.torch.hypers import Ahead, Hypers
 from carpool.adapters.torch.launch import OutOfBounds, Resident
-from carpool.adapters.torch.pace import alone_step, pace_key
+from carpool.adapters.torch.pace import alone_step, pace_key, shortest
 from carpool.adapters.torch.panels import panels_of
 from carpool.adapters.torch.program import Program
-from carpool.adapters.torch.programs import Programs
+from carpool.adapters.torch.programs import FEWEST_LAUNCHES, Programs
 from carpool.adapters.torch.stacked import Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, Tensor]
 
+_EAGER_S = 60e-6
+"""No step runs faster than this operator by operator."""
 _CONFIRMED = 16  # members whose step alone is compared with a compiled step before it is taken up
 
 
@@ -123,6 +125,7 @@ class StackedSession(FusedSession):
         except BaseException:  # a session that cannot be opened holds up nobody
             self._stream.close()
             raise
+        self._begin_codes()
 
     @property
     def note(self) -> str:  # type: ignore[override]  # what is known when a member has ended
@@ -138,6 +141,19 @@ class StackedSession(FusedSession):
     @property
     def in_flight(self) -> int:  # type: ignore[override]  # of machine code, as many chunks as a launch or two
         return self._epochs.in_flight if self._epochs is not None else 2
+
+    def _begin_codes(self) -> None:
+        """Begins to make the machine code of all steps that a long run will take."""
+        if self._device != "cpu" or self._window is not None:
+            return
+        sizes = launches([member.course for member in self._known if member]).by_size
+        if max(sizes.values(), default=0) < FEWEST_LAUNCHES:
+            return
+        for size in sizes:
+            self._programs.begin("train", size, self._raw, self._recipe)
+        if self._validation is not None:
+            for size in self._validation.sizes(self._first.course.batch_size):
+                self._programs.begin(self._validation.kind, size, self._validation.tensors, self._recipe)
 
     def turn(self) -> AbstractContextManager[object]:
         return self._threads.inside() if self._device == "cpu" else self._stream.turn()
@@ -453,9 +469,15 @@ class StackedSession(FusedSession):
         return self._compared(chunk)  # it may be worth it compiled
 
     def _compared(self, chunk: Chunk) -> tuple[Trial | None, bool]:
-        case = self._feed.case(chunk.rows[0], chunk.cursors[0], 0, chunk.size)
         launch, form = self._launch(chunk)
+        case = self._feed.case(chunk.rows[0], chunk.cursors[0], 0, chunk.size)
         step = alone_step(self._recipe, case, self._first.probe.random)
+        if form == "resident" and (together_s := launch()) < _EAGER_S * self._members():
+            # Its operators alone take longer to begin than that: one look is enough to say by how much.
+            with Threads(1).inside():
+                alone_s = shortest(step)
+            self._took_s.setdefault(chunk.size, together_s)
+            return Trial(self._members(), together_s, alone_s, form="resident"), False
         found = measured([launch, lambda: self._threads.outside(step)])
         self._took_s.setdefault(chunk.size, found.seconds[0])
         trial = Trial(

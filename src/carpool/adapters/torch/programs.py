@@ -17,13 +17,14 @@ from carpool.adapters.torch.resident import Code, code_of
 from carpool.adapters.torch.stacked import Recipe
 from carpool.errors import FusionError, failure, sentence
 from carpool.kernels.resident.builder import Refused
-from carpool.machine import NoMachineCode
+from carpool.machine import NoMachineCode, begin
 from carpool.planning.widths import compiling_budget_s
 from carpool.windows import measured
 
 Tensors = dict[str, Tensor]
 
-_FEWEST = 32  # launches: for fewer it is not worth timing one to know whether compiling pays
+FEWEST_LAUNCHES = 32
+"""For fewer it is not worth timing one to know whether compiling pays."""
 
 
 class Programs:
@@ -71,6 +72,13 @@ class Programs:
             self._prepared(size, self._panels.width, program.form, program.prepare_s)
         return self._ready[kind, size]
 
+    def begin(self, kind: str, size: int, tensors: Tensors, recipe: Recipe) -> None:
+        """Begins to make a step's machine code, if it may run so; nobody waits for it."""
+        if self._compile in ("auto", "resident") and (kind, size) not in self._ready:
+            code = self._code(kind, size, recipe, self._panels.cut(tensors)[0])
+            if code is not None:
+                begin(code.source)
+
     def _code(self, kind: str, size: int, recipe: Recipe | None, tensors: Tensors) -> Code | None:
         """The step's machine code, where it can be some."""
         if recipe is None or self._device != "cpu":
@@ -87,7 +95,9 @@ class Programs:
         if self._compile == "resident":
             self._force(program, code)
             return
-        if program.compiled or launches() < _FEWEST:
+        if code is not None and self._is_resident and self._follows(program, code):
+            return
+        if program.compiled or launches() < FEWEST_LAUNCHES:
             return
         try:
             launch_s = shortest(program.launch_s)
@@ -100,6 +110,20 @@ class Programs:
         budget_s = compiling_budget_s(remaining_s)
         if program.compiling_guess_s() < budget_s:
             program.begin_compiling(budget_s)
+
+    @property
+    def _is_resident(self) -> bool:
+        """Whether steps of training run as machine code already."""
+        return any(kind == "train" and program.resident for (kind, _), program in self._ready.items())
+
+    def _follows(self, program: Program, code: Code) -> bool:
+        """A step beside others that are machine code is that too: so an epoch is one launch."""
+        try:
+            program.resident = program.made_resident(code, self._threads)
+            program.resident.launch_s()
+        except (Refused, NoMachineCode):
+            return False
+        return True
 
     def _is_faster(self, program: Program, code: Code) -> bool:
         """Makes the machine code, and keeps it if it runs faster than the step as it was traced."""

@@ -63,6 +63,10 @@ class Validation:
         """How many samples each of these rows has; those without any are left out."""
         return {row: self._lengths[row] for row in rows if row in self._lengths}
 
+    def sizes(self, size: int) -> set[int]:
+        """The batch sizes that these rows' samples make."""
+        return {batch for _, _, batch, _ in self.passes(list(self._lengths), size)}
+
     def passes(self, rows: Sequence[int], size: int) -> list[tuple[list[int], int, int, int]]:
         """Launches of one shape: (rows, first sample, batch size, steps)."""
         return _passes(self.lengths(rows), size)

@@ -38,11 +38,11 @@ _MOST = 160  # operations of one loop's element
 def merged(statements: Sequence[Statement], needed: Collection[Array]) -> list[Statement]:
     """The statements with as few passes over memory as there can be. `needed` arrays are read by others, too."""
     made = list(statements)
-    changed = True
+    changed, known = True, _Known()
     while changed:
         changed = False
-        made = _useful(made, needed)
-        readers = Counter(array for statement in made for array in reads(statement))
+        made = _useful(made, needed, known)
+        readers = Counter(array for statement in made for array in known.of(statement))
         writers = Counter(array for statement in made for array in writes(statement))
         for place in range(len(made)):
             before = made[place]
@@ -51,7 +51,7 @@ def merged(statements: Sequence[Statement], needed: Collection[Array]) -> list[S
             array = before.outs[0].place.array
             if array in needed or array.kept or readers[array] != 1 or writers[array] != 1:
                 continue
-            later = next(at for at in range(place + 1, len(made)) if array in reads(made[at]))
+            later = next(at for at in range(place + 1, len(made)) if array in known.of(made[at]))
             joined = _joined(before, made[later])
             if joined is None or _is_disturbed(before, made[place + 1 : later]):
                 continue
@@ -62,14 +62,26 @@ def merged(statements: Sequence[Statement], needed: Collection[Array]) -> list[S
     return made
 
 
-def _useful(statements: Sequence[Statement], needed: Collection[Array]) -> list[Statement]:
+class _Known:
+    """What statements read, each looked at once."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Statement, set[Array]]] = {}
+
+    def of(self, statement: Statement) -> set[Array]:
+        if id(statement) not in self._found:
+            self._found[id(statement)] = (statement, reads(statement))
+        return self._found[id(statement)][1]
+
+
+def _useful(statements: Sequence[Statement], needed: Collection[Array], known: _Known) -> list[Statement]:
     """Without those whose arrays nobody reads."""
     wanted = set(needed)
     kept: list[Statement] = []
     for statement in reversed(statements):
         if any(array in wanted or array.kept for array in writes(statement)):
             kept.append(statement)
-            wanted |= reads(statement)
+            wanted |= known.of(statement)
     return kept[::-1]
 
 
