@@ -94,8 +94,9 @@ def evaluate(beside: Beside, size: int) -> None:
     """A batch as validation would run it, with each one's own weights."""
     code = resident.evaluating_code(beside.recipe, size, beside.made)
     for tensors in (beside.traced, beside.exact, beside.made):
-        for name in ("k", "sums", "taken"):
+        for name in ("k", "taken"):
             tensors[name].zero_()
+        tensors["sums"] = torch.zeros(len(tensors["sums"]), len(beside.recipe.evaluated), dtype=torch.float64)
     for tensors in (beside.traced, beside.exact):
         evaluate_step(beside.recipe, size, shared=False)(tensors)
     assert launch.bound(code, beside.made).run(1, threads=1) == {}

@@ -92,7 +92,10 @@ _LANES_UNARY = Template("""\
 INLINE v$t ${name}_v$t(v$t x) { for (int i = 0; i < V; ++i) x[i] = ${name}_$t(x[i]); return x; }
 """)
 _LANES_BINARY = Template("""\
-INLINE v$t ${name}_v$t(v$t a, v$t b) { for (int i = 0; i < V; ++i) a[i] = ${name}_$t(a[i], b[i]); return a; }
+INLINE v$t ${name}_v$t(v$t a, v$t b) {
+    for (int i = 0; i < V; ++i) a[i] = ${name}_$t(a[i], b[i]);
+    return a;
+}
 """)
 
 _ROOT = Template("""\
