@@ -282,7 +282,11 @@ def _planned(
         holds=holds,
         rejected=rejected,
     )
-    return _Prepared(by_name, loaded, tuple(specs), made)
+    groups = []
+    for group in made.groups:
+        said = loaded[group.adapter].outlook([by_name[name] for name in group.names], group.strategy)
+        groups.append(replace(group, reason=f"{group.reason}; {said}") if said else group)
+    return _Prepared(by_name, loaded, tuple(specs), replace(made, groups=tuple(groups)))
 
 
 def _apart(job: Job, adapter: Adapter, strategy: str, known: str) -> str:

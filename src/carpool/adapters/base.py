@@ -359,6 +359,10 @@ class Adapter(ABC):
         `exact`: nor is anything of the user's exchanged for what computes the same faster.
         """
 
+    def outlook(self, jobs: Sequence[Job], strategy: str) -> str:
+        """What a plan should say of how the steps of a group will run, if anything."""
+        return ""
+
     @abstractmethod
     def absorb(self, job: Job, state: JobState) -> Trained:
         """Writes a state into the user's own objects and gives them back."""

@@ -48,6 +48,8 @@ class Code:
     memory_bytes: int
     size: int
     """Of a batch."""
+    flops: int
+    """Of a step's products."""
     held: Mapping[str, Tensor] = field(default_factory=dict)
     """Those that the step itself brings along."""
 
@@ -105,7 +107,7 @@ def _code(assembly: _Assembly) -> Code:
     if turned:
         step = assembly.step(turned)
     source, names, size = steps.program(step)
-    return Code(source, tuple(names), size, step.size, assembly.held)
+    return Code(source, tuple(names), size, step.size, steps.flops(step), assembly.held)
 
 
 def _check(recipe: Recipe, tensors: Tensors) -> None:
