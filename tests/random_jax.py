@@ -195,7 +195,7 @@ class Jax:
     def cases(self, draw: random.Random) -> tuple[list[JaxCase], str]:
         first = _case(draw, 0, None)
         alike = draw.random() < 0.7
-        rest = [_case(draw, number, first if alike else None) for number in range(1, draw.randint(1, 8))]
+        rest = [_case(draw, number, first if alike else None) for number in range(1, draw.randint(1, 6))]
         return [first, *rest], draw.choice(["auto", "auto", "auto", "interleaved", "in_turn"])
 
     def build(self, case: JaxCase) -> carpool.Job:

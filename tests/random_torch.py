@@ -310,6 +310,9 @@ def _validation(case: TorchCase) -> tuple[Tensor, Tensor]:
 class Torch:
     """PyTorch jobs in float64."""
 
+    def __init__(self) -> None:
+        torch.set_num_threads(1)  # two are slower where others compute too
+
     def cases(self, draw: random.Random) -> tuple[list[TorchCase], str]:
         first = _case(draw, 0, None)
         alike = draw.random() < 0.6
