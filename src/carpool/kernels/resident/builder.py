@@ -111,19 +111,34 @@ class Builder:
             value.expr = Load(array.type, whole(array))
         return value
 
-    def packed(self, value: Value) -> Value:
-        """The value in memory, its elements one after another."""
+    def place(self, value: Value) -> Place:
+        """Where the value lies in memory; it is stored if it lies nowhere."""
         place = self.stored(value).place
         assert place is not None
+        return place
+
+    def filled(self, type: Type, shape: Sequence[int], number: float | int | bool) -> Value:
+        """An array of its own in which each element is this number."""
+        array = self.array(type, shape)
+        self.into(whole(array), Value(array.shape, Const(type, number)))
+        return self.lying(array)
+
+    def copied(self, value: Value) -> Value:
+        """An array of its own with what the value holds now."""
+        array = self.array(value.type, value.shape)
+        self.into(whole(array), value)
+        return self.lying(array)
+
+    def packed(self, value: Value) -> Value:
+        """The value in memory, its elements one after another."""
+        place = self.place(value)
         wanted = contiguous(value.shape)
         if all(
             own == want or size == 1
             for own, want, size in zip(place.strides, wanted, value.shape, strict=True)
         ):
             return value
-        array = self.array(value.type, value.shape)
-        self.statements.append(Map(value.shape, (Out(whole(array), value.expr),)))
-        return self.lying(array)
+        return self.copied(value)
 
     def shared(self, value: Value, users: int) -> None:
         """Stores a value that several use, if it is dear to compute; or that has become long."""
@@ -216,6 +231,9 @@ class Builder:
         keepdim: bool = False,
     ) -> Value:
         """Over these dimensions."""
+        if value.type == "u1":
+            counted = self.reduced(kind, Value(value.shape, Op("i4", "cast", (value.expr,))), dims, keepdim)
+            return Value(counted.shape, Op("u1", "cast", (counted.expr,)))
         rank = len(value.shape)
         over = sorted(dim % rank for dim in dims) if rank else []
         kept = [dim for dim in range(rank) if dim not in over]

@@ -23,6 +23,7 @@ from carpool.kernels.resident.loops import (
     Place,
     Product,
     Reduce,
+    Scan,
     Scatter,
     Shape,
     Statement,
@@ -337,7 +338,7 @@ class Printer:
                 kind = "int" if once.type == "u1" else once.type
                 text.add(f"const {kind} {once.name} = {scope.value(bare)};")
         print_ = {
-            Map: self._map, Reduce: self._reduce, Product: self._product, Scatter: self._scatter, Draw: self._draw,
+            Map: self._map, Reduce: self._reduce, Product: self._product, Scatter: self._scatter, Scan: self._scan, Draw: self._draw,
         }[type(statement)]  # fmt: skip
         print_(text, statement)
         body = "\n".join(text.lines)
@@ -573,7 +574,9 @@ class Printer:
     def _scatter(self, text: Text, statement: Statement) -> None:
         assert isinstance(statement, Scatter)
         gather = Gather(statement.value.type, statement.place, statement.along)
-        total = Op(statement.value.type, "add", (gather, statement.value))
+        total = statement.value
+        if statement.adds:
+            total = Op(statement.value.type, "add", (gather, total))
         space = statement.space
         if space and space[-1] > 1 and statement.place.strides[-1] == 1 and self._fits_lanes([total]):
 
@@ -600,6 +603,23 @@ class Printer:
             scope.text.add(f"st_{type}({where}, {value});")
         else:
             scope.text.add(f"stp_{type}({where}, {value}, {scope.lanes.count});")
+
+    def _scan(self, text: Text, statement: Statement) -> None:
+        assert isinstance(statement, Scan)
+        *outer, size = statement.space
+        type = statement.value.type
+
+        def body(names: list[str]) -> None:
+            text.add(f"{type} acc = {_identity(statement.kind, type)};")
+            text.begin(f"for (i8 r = 0; r < {size}; ++r)")
+            scope = Scope(text, [*names, "r"], Lanes(0, self.lanes))
+            text.add(
+                f"acc = {_COMBINED[statement.kind].format('acc', scope.value(statement.value), t=type)};"
+            )
+            scope.store(Out(statement.place, Acc(type)), "acc")
+            text.end()
+
+        self._loops(text, tuple(outer), body)
 
     def _draw(self, text: Text, statement: Statement) -> None:
         assert isinstance(statement, Draw)

@@ -142,12 +142,23 @@ class Product:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Adds each element of a space to where computed numbers say, one after another."""
+    """Puts each element of a space to where computed numbers say, one after another: in place of what is there, or added."""
 
     space: Shape
     place: Place
     along: tuple[Along, ...]
     value: Expr
+    adds: bool = True
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Over the last dimension of a space: for each element what has been accumulated as far as it."""
+
+    kind: Literal["sum", "prod"]
+    space: Shape
+    value: Expr
+    place: Place
 
 
 @dataclass(frozen=True)
@@ -161,7 +172,7 @@ class Draw:
     call: int
 
 
-Statement = Map | Reduce | Product | Scatter | Draw
+Statement = Map | Reduce | Product | Scatter | Scan | Draw
 
 
 def contiguous(shape: Shape) -> Shape:
@@ -253,6 +264,8 @@ def reads(statement: Statement) -> set[Array]:
     if isinstance(statement, Scatter):
         indices = [along.index for along in statement.along]
         return arrays_in(statement.value, *indices) | {statement.place.array}
+    if isinstance(statement, Scan):
+        return arrays_in(statement.value)
     found = arrays_in(*(out.value for out in statement.outs))
     if isinstance(statement, Reduce):
         found |= arrays_in(statement.value)
@@ -265,7 +278,7 @@ def writes(statement: Statement) -> set[Array]:
     """The arrays that a statement stores into."""
     if isinstance(statement, Draw):
         return {statement.array}
-    if isinstance(statement, Scatter):
+    if isinstance(statement, Scatter | Scan):
         return {statement.place.array}
     return {out.place.array for out in statement.outs}
 

@@ -17,11 +17,14 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 }
 COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
 TRUTHS = (*COMPARED, "and", "or", "xor", "not", "isnan", "isinf")
+_OF_TRUTHS = {"mul": "and", "min": "and", "add": "or", "max": "or"}
 
 
 def op(name: str, *args: Expr, type: Type | None = None) -> Expr:
     """An operation; of constants it is one."""
     made: Type = type or ("u1" if name in TRUTHS else args[-1].type)
+    if made == "u1":
+        name = _OF_TRUTHS.get(name, name)
     if name in _FOLDED and all(isinstance(arg, Const) for arg in args) and made in ("f8", "i8"):
         return Const(made, _FOLDED[name](*(arg.value for arg in args if isinstance(arg, Const))))
     if name == "mul" and any(isinstance(arg, Const) and arg.value == 1 for arg in args):

@@ -95,7 +95,8 @@ INLINE i8 at(i8 index, i8 bound, int *bad) { *bad |= index < 0 || index >= bound
 # name: the C function of a float64; of a float32 it has an f behind it
 _LIBRARY = {
     "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "log2": "log2", "sqrt": "sqrt",
-    "tanh": "tanh", "erf": "erf", "erfc": "erfc", "sin": "sin", "cos": "cos", "atan": "atan", "sinh": "sinh",
+    "tanh": "tanh", "erf": "erf", "erfc": "erfc", "sin": "sin", "cos": "cos", "atan": "atan", "tan": "tan", "asin": "asin", "acos": "acos", "asinh": "asinh", "acosh": "acosh",
+    "atanh": "atanh", "exp2": "exp2", "log10": "log10", "sinh": "sinh",
     "cosh": "cosh", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "rint", "abs": "fabs",
 }  # fmt: skip
 _OWN = ("exp", "log", "log1p", "expm1", "tanh")  # of float32 vectors, below
@@ -190,6 +191,12 @@ INLINE $t pow_$t($t a, $t b) { return pow$f(a, b); }
 INLINE v$t pow_v$t(v$t a, v$t b) { for (int i = 0; i < V; ++i) a[i] = pow$f(a[i], b[i]); return a; }
 INLINE $t atan2_$t($t a, $t b) { return atan2$f(a, b); }
 INLINE v$t atan2_v$t(v$t a, v$t b) { for (int i = 0; i < V; ++i) a[i] = atan2$f(a[i], b[i]); return a; }
+INLINE $t hypot_$t($t a, $t b) { return hypot$f(a, b); }
+INLINE v$t hypot_v$t(v$t a, v$t b) { for (int i = 0; i < V; ++i) a[i] = hypot$f(a[i], b[i]); return a; }
+INLINE $t copysign_$t($t a, $t b) { return copysign$f(a, b); }
+INLINE v$t copysign_v$t(v$t a, v$t b) { for (int i = 0; i < V; ++i) a[i] = copysign$f(a[i], b[i]); return a; }
+INLINE $t fmod_$t($t a, $t b) { return fmod$f(a, b); }
+INLINE v$t fmod_v$t(v$t a, v$t b) { for (int i = 0; i < V; ++i) a[i] = fmod$f(a[i], b[i]); return a; }
 INLINE $t rem_$t($t a, $t b) { $t r = fmod$f(a, b); return r != 0 && (r < 0) != (b < 0) ? r + b : r; }
 INLINE v$t rem_v$t(v$t a, v$t b) { for (int i = 0; i < V; ++i) a[i] = rem_$t(a[i], b[i]); return a; }
 """)

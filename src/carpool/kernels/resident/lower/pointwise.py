@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from struct import pack, unpack
 from typing import Any
-
-import torch
 
 from carpool.kernels.resident.builder import Builder, Refused, Value
 from carpool.kernels.resident.loops import Const, Expr, Type
@@ -68,13 +64,24 @@ for _name, _aten in {
     "erfc": ("aten.erfc.default",),
     "sin": ("aten.sin.default",),
     "cos": ("aten.cos.default",),
+    "tan": ("aten.tan.default",),
+    "asin": ("aten.asin.default",),
+    "acos": ("aten.acos.default",),
     "atan": ("aten.atan.default",),
+    "asinh": ("aten.asinh.default",),
+    "acosh": ("aten.acosh.default",),
+    "atanh": ("aten.atanh.default",),
+    "exp2": ("aten.exp2.default",),
+    "log10": ("aten.log10.default",),
+    "hypot": ("aten.hypot.default",),
+    "copysign": ("aten.copysign.Tensor", "aten.copysign.Scalar"),
     "sinh": ("aten.sinh.default",),
     "cosh": ("aten.cosh.default",),
     "floor": ("aten.floor.default",),
     "ceil": ("aten.ceil.default",),
     "trunc": ("aten.trunc.default",),
     "round": ("aten.round.default",),
+    "fmod": ("aten.fmod.Scalar", "aten.fmod.Tensor"),
     "rem": ("aten.remainder.Scalar", "aten.remainder.Tensor"),
     "atan2": ("aten.atan2.default",),
 }.items():
@@ -112,6 +119,11 @@ for _name, _aten in {
     _truth(_name, *_aten)
 
 
+@lowers("aten.__lshift__.Scalar", "aten.bitwise_left_shift.Tensor_Scalar")
+def shifted(call: Call, input: Value, places: int) -> Value:
+    return Value(input.shape, op("mul", number(input, call.type).expr, Const(call.type, 1 << places)))
+
+
 @lowers("aten.isnan.default", "aten.isinf.default")
 def is_not_finite(call: Call, input: Value) -> Value:
     name = "isnan" if "isnan" in str(call.node.target) else "isinf"
@@ -142,11 +154,6 @@ def _sum(call: Call, name: str, left: Any, right: Any, alpha: Any) -> Value:
 def reciprocal(call: Call, input: Value) -> Value:
     own = number(input, call.type)
     return Value(own.shape, op("div", Const(call.type, 1.0), own.expr))
-
-
-@lowers("aten.relu.default")
-def relu(call: Call, input: Value) -> Value:
-    return Value(input.shape, op("max", input.expr, Const(call.type, 0.0)))
 
 
 @lowers("aten.sign.default", "aten.sgn.default")
@@ -222,51 +229,6 @@ def clamp_max(call: Call, input: Value, max: Any) -> Value:
     return clamp(call, input, None, max)
 
 
-@lowers("aten.threshold_backward.default")
-def threshold_backward(call: Call, grad: Value, input: Value, threshold: float) -> Value:
-    zero = Const(call.type, 0.0)
-    return pointwise(
-        call.builder,
-        call.shape,
-        lambda g, x: op("where", op("le", x, cast(Const("f8", float(threshold)), call.type)), zero, g),
-        grad,
-        input,
-    )
-
-
-@lowers("aten.tanh_backward.default")
-def tanh_backward(call: Call, grad: Value, output: Value) -> Value:
-    one = Const(call.type, 1.0)
-    return pointwise(
-        call.builder, call.shape, lambda g, y: op("mul", g, op("sub", one, op("mul", y, y))), grad, output
-    )
-
-
-@lowers("aten.sigmoid_backward.default")
-def sigmoid_backward(call: Call, grad: Value, output: Value) -> Value:
-    one = Const(call.type, 1.0)
-    return pointwise(
-        call.builder,
-        call.shape,
-        lambda g, y: op("mul", op("mul", g, y), op("sub", one, y)),
-        grad,
-        output,
-    )
-
-
-@lowers("aten.hardsigmoid_backward.default")
-def hardsigmoid_backward(call: Call, grad: Value, input: Value) -> Value:
-    """With torch's own sixth, which is float32's also where numbers are float64."""
-    three, zero = Const(call.type, 3.0), Const(call.type, 0.0)
-    sixth = Const(call.type, unpack("f", pack("f", 1 / 6))[0])
-
-    def made(g: Expr, x: Expr) -> Expr:
-        inside = op("and", op("gt", x, op("neg", three)), op("lt", x, three))
-        return op("where", inside, op("mul", g, sixth), zero)
-
-    return pointwise(call.builder, call.shape, made, grad, input)
-
-
 @lowers("aten.lerp.Tensor", "aten.lerp.Scalar")
 def lerp(call: Call, start: Value, end: Value, weight: Any) -> Value:
     """In torch's own arithmetic: from the nearer end."""
@@ -299,120 +261,6 @@ def addcdiv(call: Call, input: Value, left: Value, right: Value, value: Any = 1)
     return pointwise(call.builder, call.shape, made, *own)
 
 
-@lowers("aten.gelu.default")
-def gelu(call: Call, input: Value, approximate: str = "none") -> Value:
-    x, one, half = input.expr, Const(call.type, 1.0), Const(call.type, 0.5)
-    if approximate == "tanh":
-        inner = _gelu_inner(call.type, x)
-        return Value(input.shape, op("mul", op("mul", half, x), op("add", one, op("tanh", inner))))
-    scaled = op("mul", x, Const(call.type, math.sqrt(0.5)))
-    return Value(input.shape, op("mul", op("mul", half, x), op("add", one, op("erf", scaled))))
-
-
-def _gelu_inner(type: Type, x: Expr) -> Expr:
-    cube = op("mul", op("mul", x, x), x)
-    inside = op("add", x, op("mul", Const(type, 0.044715), cube))
-    return op("mul", Const(type, math.sqrt(2 / math.pi)), inside)
-
-
-@lowers("aten.gelu_backward.default")
-def gelu_backward(call: Call, grad: Value, input: Value, approximate: str = "none") -> Value:
-    type, one, half = call.type, Const(call.type, 1.0), Const(call.type, 0.5)
-
-    def exact(g: Expr, x: Expr) -> Expr:
-        share = op("mul", half, op("add", one, op("erf", op("mul", x, Const(type, math.sqrt(0.5))))))
-        bell = op("exp", op("mul", op("mul", x, x), Const(type, -0.5)))
-        density = op("mul", bell, Const(type, 1 / math.sqrt(2 * math.pi)))
-        return op("mul", g, op("add", share, op("mul", x, density)))
-
-    def rough(g: Expr, x: Expr) -> Expr:
-        bent = op("tanh", _gelu_inner(type, x))
-        slope = op("add", one, op("mul", Const(type, 3 * 0.044715), op("mul", x, x)))
-        inner = op("mul", Const(type, math.sqrt(2 / math.pi)), slope)
-        left = op("mul", half, op("add", one, bent))
-        right = op("mul", op("mul", half, x), op("mul", op("sub", one, op("mul", bent, bent)), inner))
-        return op("mul", g, op("add", left, right))
-
-    return pointwise(call.builder, call.shape, rough if approximate == "tanh" else exact, grad, input)
-
-
-@lowers("aten.silu.default")
-def silu(call: Call, input: Value) -> Value:
-    return Value(input.shape, op("mul", input.expr, op("sigmoid", input.expr)))
-
-
-@lowers("aten.silu_backward.default")
-def silu_backward(call: Call, grad: Value, input: Value) -> Value:
-    one = Const(call.type, 1.0)
-
-    def made(g: Expr, x: Expr) -> Expr:
-        s = op("sigmoid", x)
-        return op("mul", g, op("mul", s, op("add", one, op("mul", x, op("sub", one, s)))))
-
-    return pointwise(call.builder, call.shape, made, grad, input)
-
-
-@lowers("aten.leaky_relu.default")
-def leaky_relu(call: Call, input: Value, slope: float = 0.01) -> Value:
-    x, low = input.expr, cast(Const("f8", float(slope)), call.type)
-    positive = op("gt", x, Const(call.type, 0.0))
-    return Value(input.shape, op("where", positive, x, op("mul", x, low)))
-
-
-@lowers("aten.leaky_relu_backward.default")
-def leaky_relu_backward(call: Call, grad: Value, input: Value, slope: float, is_result: bool) -> Value:
-    low = cast(Const("f8", float(slope)), call.type)
-
-    def made(g: Expr, x: Expr) -> Expr:
-        return op("where", op("gt", x, Const(call.type, 0.0)), g, op("mul", g, low))
-
-    return pointwise(call.builder, call.shape, made, grad, input)
-
-
-@lowers("aten.elu.default")
-def elu(call: Call, input: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
-    x = input.expr
-    a, s, i = (cast(Const("f8", float(given)), call.type) for given in (alpha, scale, input_scale))
-    negative = op("mul", op("mul", a, op("expm1", op("mul", x, i))), s)
-    return Value(input.shape, op("where", op("gt", x, Const(call.type, 0.0)), op("mul", x, s), negative))
-
-
-@lowers("aten.elu_backward.default")
-def elu_backward(
-    call: Call, grad: Value, alpha: float, scale: float, input_scale: float, is_result: bool, given: Value
-) -> Value:
-    a, s, i = (cast(Const("f8", float(one)), call.type) for one in (alpha, scale, input_scale))
-
-    def made(g: Expr, x: Expr) -> Expr:
-        if is_result:
-            low = op("mul", i, op("add", x, op("mul", a, s)))
-        else:
-            low = op("mul", op("mul", op("mul", i, a), s), op("exp", op("mul", x, i)))
-        above = op("gt", x, Const(call.type, 0.0))
-        return op("mul", g, op("where", above, s, low))
-
-    return pointwise(call.builder, call.shape, made, grad, given)
-
-
-@lowers("aten.softplus.default")
-def softplus(call: Call, input: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
-    b, t = (cast(Const("f8", float(given)), call.type) for given in (beta, threshold))
-    scaled = op("mul", input.expr, b)
-    soft = op("div", op("log1p", op("exp", scaled)), b)
-    return Value(input.shape, op("where", op("gt", scaled, t), input.expr, soft))
-
-
-@lowers("aten.softplus_backward.default")
-def softplus_backward(call: Call, grad: Value, input: Value, beta: float, threshold: float) -> Value:
-    b, t = (cast(Const("f8", float(given)), call.type) for given in (beta, threshold))
-
-    def made(g: Expr, x: Expr) -> Expr:
-        scaled = op("mul", x, b)
-        return op("where", op("gt", scaled, t), g, op("mul", g, op("sigmoid", scaled)))
-
-    return pointwise(call.builder, call.shape, made, grad, input)
-
-
 @lowers("aten._to_copy.default", "prims.convert_element_type.default")
 def to_copy(call: Call, input: Value, *_: Any, **__: Any) -> Value:
     return number(input, call.type)
@@ -434,7 +282,8 @@ def copied(call: Call, input: Value, source: Value, *_: Any) -> Value:
 @lowers(
     "aten.full.default", "aten.full_like.default", "aten.zeros.default", "aten.zeros_like.default",
     "aten.ones.default", "aten.ones_like.default", "aten.new_zeros.default", "aten.new_ones.default",
-    "aten.new_full.default", "aten.scalar_tensor.default", "aten.empty.memory_format", "aten.empty_like.default",
+    "aten.new_full.default", "aten.scalar_tensor.default", "aten.empty.memory_format", "aten.new_empty.default", "aten.new_empty_strided.default", "aten.empty_strided.default",
+    "aten.empty_like.default",
 )  # fmt: skip
 def filled(call: Call, *args: Any, **_: Any) -> Value:
     name = str(call.node.target)
@@ -449,7 +298,3 @@ def filled(call: Call, *args: Any, **_: Any) -> Value:
     if kind is None:
         raise Refused(f"numbers of type {call.made.dtype}")
     return Value(call.shape, cast(Const("f8", value), kind))
-
-
-def is_float(dtype: torch.dtype) -> bool:
-    return dtype in (torch.float32, torch.float64)

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from carpool.kernels.resident.builder import Refused, Value
-from carpool.kernels.resident.loops import Const
+from carpool.kernels.resident.loops import Const, Scan
 from carpool.kernels.resident.lower.pointwise import number, pointwise
 from carpool.kernels.resident.lower.table import Call, lowers
 from carpool.kernels.resident.operations import cast, op
@@ -146,3 +146,19 @@ def log_softmax_backward(call: Call, grad: Value, output: Value, dim: int, dtype
         output,
         summed,
     )
+
+
+@lowers("aten.cumsum.default", "aten.cumprod.default")
+def accumulated(call: Call, input: Value, dim: int, **_: Any) -> Value:
+    """Along a dimension, each with all before it."""
+    builder, value = call.builder, number(input, call.type)
+    if not call.shape:
+        return value
+    last = [d for d in range(len(call.shape)) if d != dim % len(call.shape)] + [dim % len(call.shape)]
+    turned = builder.permuted(value, last)
+    array = builder.array(call.type, call.shape)
+    made = builder.lying(array)
+    kind = "sum" if "cumsum" in str(call.node.target) else "prod"
+    place = builder.place(builder.permuted(made, last))
+    builder.statements.append(Scan(kind, turned.shape, turned.expr, place))
+    return made

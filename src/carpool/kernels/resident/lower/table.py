@@ -72,13 +72,15 @@ def lowered(graph: Graph, builder: Builder, inputs: Mapping[str, Value | None]) 
             values[node] = _attribute(builder, graph, node)
         else:
             values[node] = _called(builder, node, values)
-            if name_of(node) in _IN_PLACE:
+            if _is_in_place(node):
                 values[_changed(node)] = values[node]
     raise AssertionError("a graph has an output")
 
 
-_IN_PLACE = ("aten.copy_.default",)
-"""What decompositions change in place: whoever comes later reads what it is then."""
+def _is_in_place(node: Node) -> bool:
+    """Whether an operator changes its first argument, as decompositions do: who comes later reads what it is then."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def _changed(node: Node) -> Node:
@@ -91,7 +93,7 @@ def _changed(node: Node) -> Node:
 
 
 def _is_view(node: Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or name_of(node) in _IN_PLACE:
+    if not isinstance(node.target, torch._ops.OpOverload) or _is_in_place(node):
         return False
     return any(one.alias_info is not None for one in node.target._schema.returns)
 
@@ -100,6 +102,8 @@ def _called(builder: Builder, node: Node, values: Mapping[Node, Any]) -> Any:
     name = name_of(node)
     if name == "_operator.getitem":
         return values[node.args[0]][node.args[1]]  # type: ignore[index]
+    if _is_in_place(node):
+        name = name.replace("_.", ".", 1)
     lowering = LOWERINGS.get(name)
     if lowering is None:
         raise Refused(f"{name} has no loops")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from carpool.kernels.resident.builder import Refused, Value
-from carpool.kernels.resident.loops import Const, Iota, Load, Place, contiguous, whole
+from carpool.kernels.resident.loops import Const, Iota, Load, Place, contiguous
 from carpool.kernels.resident.lower.pointwise import number
 from carpool.kernels.resident.lower.table import Call, lowers
 from carpool.kernels.resident.operations import cast
@@ -120,7 +120,7 @@ def stack(call: Call, inputs: Sequence[Value], dim: int = 0) -> Value:
 def slice_backward(
     call: Call, grad: Value, sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Value:
-    made = _zeros(call)
+    made = call.builder.filled(call.type, call.shape, 0)
     first, _, _ = slice(start, end, step).indices(sizes[dim])
     strides = contiguous(call.shape)
     own = (*strides[:dim], strides[dim] * step, *strides[dim + 1 :])
@@ -130,7 +130,7 @@ def slice_backward(
 
 @lowers("aten.select_backward.default")
 def select_backward(call: Call, grad: Value, sizes: Sequence[int], dim: int, index: int) -> Value:
-    made, strides = _zeros(call), contiguous(call.shape)
+    made, strides = call.builder.filled(call.type, call.shape, 0), contiguous(call.shape)
     dim %= len(call.shape)
     at = index % call.shape[dim]
     own = (*strides[:dim], *strides[dim + 1 :])
@@ -143,7 +143,7 @@ def padded(call: Call, input: Value, pad: Sequence[int], value: float = 0) -> Va
     """Negative padding cuts off."""
     pads = [(0, 0)] * (len(call.shape) - len(pad) // 2)
     pads += [(pad[2 * i], pad[2 * i + 1]) for i in reversed(range(len(pad) // 2))]
-    made = _filled(call, value)
+    made = call.builder.filled(call.type, call.shape, _number(call, value))
     strides, at = contiguous(call.shape), 0
     for dim, (before, after) in enumerate(pads):
         if before < 0 or after < 0:
@@ -179,33 +179,90 @@ def strided(
     call: Call, input: Value, shape: Sequence[int], strides: Sequence[int], offset: int | None = None
 ) -> Value:
     """A view by its strides, of what lies in memory as torch has it."""
+    return _strided(call, call.builder.packed(input), shape, strides, offset)
+
+
+def _strided(
+    call: Call, packed: Value, shape: Sequence[int], strides: Sequence[int], offset: int | None
+) -> Value:
     given = call.node.args[0].meta["val"]  # type: ignore[union-attr]
     if not given.is_contiguous() or given.storage_offset():
         raise Refused("strides of a view")
-    place = call.builder.packed(input).place
-    assert place is not None
+    place = call.builder.place(packed)
     own = Place(place.array, place.offset + (offset or 0), tuple(strides))
-    return Value(call.shape, Load(call.type, own))
+    return Value(shape, Load(packed.type, own))
+
+
+@lowers("aten.as_strided_scatter.default")
+def strided_scatter(
+    call: Call, input: Value, part: Value, shape: Sequence[int], strides: Sequence[int], offset: int | None = None
+) -> Value:
+    return _replaced(call, input, part, lambda made: _strided(call, made, shape, strides, offset))
 
 
 @lowers("aten.diagonal.default")
 def diagonal(call: Call, input: Value, offset: int = 0, first: int = 0, second: int = 1) -> Value:
+    return _diagonal(call, input, offset, first, second)
+
+
+def _diagonal(call: Call, input: Value, offset: int, first: int, second: int) -> Value:
     rank = len(input.shape)
     a, b = first % rank, second % rank
     rest = [dim for dim in range(rank) if dim not in (a, b)]
+    rows, columns = input.shape[a] + min(0, offset), input.shape[b] - max(0, offset)
+    shape = (*(input.shape[dim] for dim in rest), max(0, min(rows, columns)))
 
     def move(at: int, strides: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         begin = at + (offset * strides[b] if offset >= 0 else -offset * strides[a])
         return begin, (*(strides[dim] for dim in rest), strides[a] + strides[b])
 
-    return call.builder.view(input, call.shape, move)
+    return call.builder.view(input, shape, move)
 
 
-def _zeros(call: Call) -> Value:
-    return _filled(call, 0)
+def _number(call: Call, value: float) -> float | int | bool:
+    made = cast(Const("f8", value), call.type)
+    assert isinstance(made, Const)
+    return made.value
 
 
-def _filled(call: Call, value: float) -> Value:
-    array = call.builder.array(call.type, call.shape)
-    call.builder.into(whole(array), Value(call.shape, cast(Const("f8", value), call.type)))
-    return Value(call.shape, Load(call.type, whole(array)))
+def _replaced(call: Call, input: Value, part: Value, view: Callable[[Value], Value]) -> Value:
+    """A copy in which a view of it holds something else."""
+    made = call.builder.copied(input)
+    there = view(made)
+    call.builder.into(call.builder.place(there), call.builder.expanded(number(part, call.type), there.shape))
+    return made
+
+
+@lowers("aten.slice_scatter.default")
+def slice_scatter(
+    call: Call, input: Value, part: Value, dim: int = 0, start: int | None = None, end: int | None = None,
+    step: int = 1,
+) -> Value:  # fmt: skip
+    first, _, _ = slice(start, end, step).indices(call.shape[dim])
+    return _replaced(
+        call, input, part, lambda made: call.builder.sliced(made, dim, first, part.shape[dim], step)
+    )
+
+
+@lowers("aten.select_scatter.default")
+def select_scatter(call: Call, input: Value, part: Value, dim: int, index: int) -> Value:
+    return _replaced(call, input, part, lambda made: call.builder.selected(made, dim, index))
+
+
+@lowers("aten.diagonal_scatter.default")
+def diagonal_scatter(
+    call: Call, input: Value, part: Value, offset: int = 0, first: int = 0, second: int = 1
+) -> Value:
+    return _replaced(call, input, part, lambda made: _diagonal(call, made, offset, first, second))
+
+
+@lowers("aten.repeat.default")
+def repeat(call: Call, input: Value, times: Sequence[int]) -> Value:
+    builder, value = call.builder, input
+    for _ in range(len(times) - len(value.shape)):
+        value = builder.unsqueezed(value, 0)
+    shape = value.shape
+    for dim in reversed(range(len(shape))):
+        value = builder.unsqueezed(value, dim)
+    turned = [size for pair in zip(times, shape, strict=True) for size in pair]
+    return builder.reshaped(builder.expanded(value, turned), call.shape)
