@@ -171,18 +171,13 @@ class Epochs:
         return Validated(shown, validation.lengths(rows), self._recipe.evaluated)
 
     def _add(self, segment: _Segment) -> None:
-        self._segments.append(segment)
         expected_s = segment.steps * segment.resident.step_s
-        if segment.ahead is not None:
+        self._segments.append(segment)
+        self._expected_s += expected_s
+        if segment.ahead is not None:  # validation comes with the epoch that it follows
             self._chunk_s = expected_s
-        if (
-            self._expected_s + expected_s > LAUNCH_S
-            and segment.shown.future is None
-            and segment.ahead is not None
-        ):
-            self.launch()
-        else:
-            self._expected_s += expected_s
+            if self._expected_s > LAUNCH_S:
+                self.launch()
 
     # Launching
 
