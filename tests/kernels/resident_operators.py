@@ -91,14 +91,21 @@ def _shapes(x: Tensor) -> Tensor:
     turned = x.movedim(1, -1).flip(1).roll(1, 1)
     parts = [turned, x.repeat(1, 1, 2)[:, :, :4].transpose(1, 2)]
     parts += [torch.diagonal(x, dim1=1, dim2=2)[:, None], x.tril().transpose(1, 2), x.repeat_interleave(2, 1)]
-    parts += [torch.stack(x.unbind(1)[:2], 1), torch.cat(x.chunk(2, 2), 1), x.narrow(1, 1, 2), x.expand(2, *x.shape)[1]]
+    parts += [
+        torch.stack(x.unbind(1)[:2], 1),
+        torch.cat(x.chunk(2, 2), 1),
+        x.narrow(1, 1, 2),
+        x.expand(2, *x.shape)[1],
+    ]
     return torch.cat([part.flatten(1) for part in parts], 1)
 
 
 def _norms(x: Tensor, weight: nn.Module) -> Tensor:
-    return F.normalize(weight(x), dim=-1) + F.cosine_similarity(x, x.flip(1), -1)[..., None] + F.pairwise_distance(
-        x, x * 2
-    )[..., None]
+    return (
+        F.normalize(weight(x), dim=-1)
+        + F.cosine_similarity(x, x.flip(1), -1)[..., None]
+        + F.pairwise_distance(x, x * 2)[..., None]
+    )
 
 
 def _attended(x: Tensor, attention: nn.Module) -> Tensor:
@@ -110,14 +117,20 @@ def _recurrent(x: Tensor, net: nn.Module) -> Tensor:
 
 
 def _einsum(x: Tensor) -> Tensor:
-    return torch.einsum("bij,bkj->bik", x, x) + torch.einsum("bij->bi", x)[..., None] + torch.outer(x[0, 0], x[0, 1]).sum()
+    return (
+        torch.einsum("bij,bkj->bik", x, x)
+        + torch.einsum("bij->bi", x)[..., None]
+        + torch.outer(x[0, 0], x[0, 1]).sum()
+    )
 
 
 def _conditional(x: Tensor) -> Tensor:
     """Truths, their numbers and what they choose."""
     above = (x > 0.2) & ~(x > 1) | (x < -1)
     share = above.float().mean(1, keepdim=True).to(x.dtype)
-    return torch.where(above, x, share) * above.any(1, keepdim=True) + (x.argmax(1, keepdim=True) == 2).to(x.dtype)
+    return torch.where(above, x, share) * above.any(1, keepdim=True) + (x.argmax(1, keepdim=True) == 2).to(
+        x.dtype
+    )
 
 
 def _glu(x: Tensor) -> Tensor:

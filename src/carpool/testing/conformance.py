@@ -243,7 +243,9 @@ class AdapterConformance:
         changed = self.jobs(model, optimizer, self.schedulers[0])
         endless = Variant(1, float("inf"))
         changed[1] = self.job(model, optimizer, self.schedulers[0], endless, self.double(model))
-        broken = carpool.train(changed, device=self.device, reporters=[], compile=self.compile, strategy="fused")
+        broken = carpool.train(
+            changed, device=self.device, reporters=[], compile=self.compile, strategy="fused"
+        )
         assert broken[1].outcome is self.ends_at_nan
         for place in (0, 2):
             assert_identical(self.left(sound[place]), self.left(broken[place]))

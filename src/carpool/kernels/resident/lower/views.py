@@ -195,7 +195,12 @@ def _strided(
 
 @lowers("aten.as_strided_scatter.default")
 def strided_scatter(
-    call: Call, input: Value, part: Value, shape: Sequence[int], strides: Sequence[int], offset: int | None = None
+    call: Call,
+    input: Value,
+    part: Value,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    offset: int | None = None,
 ) -> Value:
     return _replaced(call, input, part, lambda made: _strided(call, made, shape, strides, offset))
 
