@@ -103,6 +103,20 @@ class TorchFuser(Fuser):
             return f"not as machine code: {code}"
         return "as machine code, where that is faster" if self._compile == "auto" else "as machine code"
 
+    def code(self, jobs: Sequence[Job]) -> str:
+        """The C of a training step of theirs; where there is none, a comment that says why."""
+        made = self._shown([self._known(job) for job in jobs])
+        if isinstance(made, Code):
+            return f"/* one member's training step, on a batch of {made.size} */\n{made.source}"
+        return f"/* none: {made.replace('*/', '* /')} */"
+
+    def _shown(self, known: Sequence[Known]) -> Code | str:
+        if (device := self._device()) != "cpu":
+            return f"steps on {device} are not machine code"
+        if isinstance(known[0].built.data, Streamed):
+            return "batches of a stream do not lie where machine code could gather them"
+        return self._lowered(known)
+
     def _may_be_code(self, known: Sequence[Known]) -> bool:
         """Whether a run is on a CPU and so long that machine code may pay."""
         first = known[0]
@@ -124,8 +138,10 @@ class TorchFuser(Fuser):
 
     def _code(self, known: Sequence[Known]) -> Code | str:
         """The machine code of a training step, or why there is none."""
-        if (missing := machine.unavailable()) is not None:
-            return missing
+        return machine.unavailable() or self._lowered(known)
+
+    def _lowered(self, known: Sequence[Known]) -> Code | str:
+        """The same where nothing could compile it."""
         first, width = known[0], len(known)
         try:
             recipe = self._recipe(known, width)

@@ -217,6 +217,10 @@ class TorchAdapter(Adapter):
         is_quick = len(jobs) == 1 and strategy == "interleaved"
         return "as machine code" if is_quick and self._is_quick_alone(jobs[0]) else ""
 
+    def code(self, jobs: Sequence[Job], strategy: str) -> str:
+        may_be_code = strategy == "fused" or self.outlook(jobs, strategy)
+        return self._stacker.code(jobs) if may_be_code else ""
+
     def _is_quick_alone(self, job: Job) -> bool:
         return self._stacker.is_quick_alone(job, self._alike[self._known[job].signature])
 
