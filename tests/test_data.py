@@ -162,7 +162,7 @@ def test_batches_come_from_the_workers_in_turn_however_long_each_takes():
 
     def batches(worker: int) -> Iterator[str]:
         for number in range(3 - worker):
-            gates[worker].wait(PATIENCE_S)
+            gates[worker].wait(0.05)  # a slow one, which does not wait for the other for ever
             gates[1 - worker].set()
             yield f"{worker}.{number}"
 
