@@ -10,7 +10,7 @@ from carpool.testing import AdapterConformance
 class TestTorch(TorchZoo, AdapterConformance):
     """On the CPU."""
 
-    fast_pairs, fast_every = 90, 2
+    fast_pairs, fast_every = 60, 3
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")  # torch on its own float32 kernel, alone as well
