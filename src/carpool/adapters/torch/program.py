@@ -18,7 +18,6 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from carpool.adapters.torch import precision
 from carpool.adapters.torch.bits import lowest
@@ -32,6 +31,7 @@ from carpool.adapters.torch.compiler import (
     mark,
     request,
 )
+from carpool.adapters.torch.tracing import graph_of
 from carpool.adapters.torch.tuning import timed_as_captured
 from carpool.errors import described
 
@@ -324,7 +324,7 @@ def _trace(
     def flat(*inputs: Tensor) -> None:
         step(dict(zip(names, inputs, strict=True)))
 
-    traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors.values())
+    traced = graph_of(flat, *tensors.values())
     traced.graph.eliminate_dead_code()
     finish(traced)
     traced.recompile()
