@@ -12,7 +12,9 @@ import tensorflow as tf
 from modules_zoo import CROSS, Dense, Mlp, data, loss
 
 import carpool
+from carpool.adapters.tensorflow import trace
 from carpool.adapters.tensorflow.train import TensorFlowAdapter
+from carpool.fidelity import lowest
 from carpool.planning.cursor import Chunk, Cursor
 from carpool.result import Outcome
 
@@ -388,3 +390,15 @@ class Straight(tf.Module):
 
     def __call__(self, x: Any) -> Any:
         return x @ self.w
+
+
+def test_a_job_that_computes_in_less_inside_is_compared_as_that():
+    """The tolerance follows the lowest precision that the trace contains."""
+
+    def traced(inside: Any) -> Any:
+        function = tf.function(lambda x: tf.cast(tf.tanh(tf.cast(x, inside)), x.dtype))
+        return trace.floating(function.get_concrete_function(tf.TensorSpec((3,), tf.float64)))
+
+    assert lowest(traced(tf.float64)) == "float64"
+    assert lowest(traced(tf.float32)) == "float32"
+    assert lowest(traced(tf.bfloat16)) == "bfloat16"
