@@ -33,9 +33,9 @@ def run(framework: str, first: int, count: int) -> random_sets.Tally:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("framework", "count"), [("torch", 12), ("jax", 2)])
+@pytest.mark.parametrize(("framework", "count"), [("torch", 9), ("jax", 1)])
 def test_a_few_random_sets_end_as_each_of_their_jobs_alone(framework: str, count: int):
-    assert run(framework, 0, count).jobs > count
+    assert run(framework, 0, count).jobs >= count
 
 
 @pytest.mark.slow

@@ -140,7 +140,10 @@ class _Turns:
             self._asked.append(turn)
             try:
                 while not self._is_next(turn):
-                    is_first, owner = self._asked[0] is turn, self._owner  # two sources may wait for each other
+                    is_first, owner = (
+                        self._asked[0] is turn,
+                        self._owner,
+                    )  # two sources may wait for each other
                     slow = owner if is_first and owner is not None and owner.reads() else None
                     if not self._changed.wait(_PATIENCE_S if slow else None) and self._owner is slow:
                         is_late = self._displaced(slow)
