@@ -173,7 +173,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "instance_norm": layered((3, 4, 4), partial(nn.InstanceNorm2d, 3, affine=True), nn.Tanh),
     "instance_norm_tracked": layered((3, 6), partial(nn.InstanceNorm1d, 3, track_running_stats=True), nn.Tanh),
     "group_norm": layered((4, 4, 4), partial(nn.GroupNorm, 2, 4), nn.SiLU),
-    "layer_norm_2d": layered((2, 4, 4), partial(nn.LayerNorm, (4, 4)), nn.GELU),
+    "layer_norm_2d": layered((2, 4, 4), partial(nn.LayerNorm, [4, 4]), nn.GELU),
     "rms_norm": layered((4, 6), partial(nn.RMSNorm, 6), nn.Tanh),
     "local_response": layered((6, 3, 3), partial(nn.LocalResponseNorm, 3)),
     "weight_norm": layered((24,), lambda: parametrizations.weight_norm(nn.Linear(24, 5)), nn.Tanh),

@@ -111,7 +111,7 @@ def _code(assembly: _Assembly) -> Code:
 
 
 def _check(recipe: Recipe, tensors: Tensors) -> None:
-    if len(recipe.phases) > 1 or recipe.phases[0].every > 1:
+    if len(recipe.phases) > 1 or any(phase.every > 1 for phase in recipe.phases):
         raise Refused("several updates in a step")
     if recipe.precision not in ("inherit", "float32") or torch.is_autocast_enabled("cpu"):
         raise Refused("a step in 16 bits")
