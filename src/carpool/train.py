@@ -75,7 +75,8 @@ def train(
     a value in the results; where all of them failed, or at the first with `on_error="raise"`, its error is raised, and carries
     what there is as `error.results`. `verify=True` goes on comparing a sample of
     every fused group with solo steps. `memory` is what all of them together may take on the device: "16GiB", "90%", or "auto" for
-    what is free; whoever does not fit beside the others waits. `compile` says whether fused steps are compiled: "auto" in the background, when it pays.
+    what is free; whoever does not fit beside the others waits. `compile` says whether fused steps are compiled: "auto" when it
+    pays, on a CPU as machine code where that is faster; "resident" insists on that.
 
     >>> import torch, carpool
     >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
