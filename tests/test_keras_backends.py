@@ -21,7 +21,7 @@ def run(backend: str, *arguments: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])
 def test_the_tests_of_a_backends_own_pass(backend):
-    run(backend, str(FOLDER / f"test_keras_{backend}.py"))
+    run(backend, str(FOLDER / f"test_keras_{backend}.py"), str(FOLDER / "test_keras_generators.py"))
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ WITH_CODE = (
     "docs/interleaved.md",
     "docs/jax.md",
     "docs/keras.md",
+    "docs/kernels.md",
     "docs/memory.md",
     "docs/own-loop.md",
     "docs/process-memory.md",

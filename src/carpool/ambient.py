@@ -140,8 +140,11 @@ class _Turns:
             self._asked.append(turn)
             try:
                 while not self._is_next(turn):
-                    impatient = self._asked[0] is turn and not turn.reads()
-                    slow = self._owner if impatient and self._owner and self._owner.reads() else None
+                    is_first, owner = (
+                        self._asked[0] is turn,
+                        self._owner,
+                    )  # two sources may wait for each other
+                    slow = owner if is_first and owner is not None and owner.reads() else None
                     if not self._changed.wait(_PATIENCE_S if slow else None) and self._owner is slow:
                         is_late = self._displaced(slow)
             finally:  # also where Ctrl-C ends the waiting: those behind it look again

@@ -359,6 +359,14 @@ class Adapter(ABC):
         `exact`: nor is anything of the user's exchanged for what computes the same faster.
         """
 
+    def outlook(self, jobs: Sequence[Job], strategy: str) -> str:
+        """What a plan should say of how the steps of a group will run, if anything."""
+        return ""
+
+    def code(self, jobs: Sequence[Job], strategy: str) -> str:
+        """The source of a group's training step as machine code, or a comment that says why there is none; "" where it is never that."""
+        return ""
+
     @abstractmethod
     def absorb(self, job: Job, state: JobState) -> Trained:
         """Writes a state into the user's own objects and gives them back."""

@@ -77,6 +77,8 @@ class AdapterConformance:
     """Whether training changes the model that was passed; where models cannot change, the result is another of the same kind."""
     fast_cases: int | None = None
     """How many cases of each test are in the fast suite, where every case compiles anew; the others are marked slow."""
+    compile: str | bool = False
+    """How fused steps are made, as `train` takes it."""
     fast_pairs: int | None = None
     """How many pairs are, spread evenly over them; the others are marked slow."""
     fast_every: int = 1
@@ -147,7 +149,7 @@ class AdapterConformance:
     # What is held against what
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Results:
-        settings = {"device": self.device, "reporters": [], "compile": False, **options}
+        settings = {"device": self.device, "reporters": [], "compile": self.compile, **options}
         results = carpool.train(jobs, **settings)
         for result in results:
             if result.error is not None:
@@ -241,7 +243,9 @@ class AdapterConformance:
         changed = self.jobs(model, optimizer, self.schedulers[0])
         endless = Variant(1, float("inf"))
         changed[1] = self.job(model, optimizer, self.schedulers[0], endless, self.double(model))
-        broken = carpool.train(changed, device=self.device, reporters=[], compile=False, strategy="fused")
+        broken = carpool.train(
+            changed, device=self.device, reporters=[], compile=self.compile, strategy="fused"
+        )
         assert broken[1].outcome is self.ends_at_nan
         for place in (0, 2):
             assert_identical(self.left(sound[place]), self.left(broken[place]))
@@ -258,7 +262,7 @@ class AdapterConformance:
         kinds = (self.models[0], self.optimizers[0], self.schedulers[0])
         jobs = self.jobs(*kinds, epochs=3)
         jobs[1] = replace(jobs[1], callbacks=[leave])
-        settings = {"device": self.device, "reporters": [], "compile": False}
+        settings = {"device": self.device, "reporters": [], "compile": self.compile}
         results = carpool.train(jobs, **settings)
         assert [result.outcome for result in results] == [
             Outcome.COMPLETED,

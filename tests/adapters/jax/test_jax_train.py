@@ -314,3 +314,28 @@ def test_convolutions_are_timed_and_remembered(trials: None, monkeypatch: pytest
     assert "takes 10 ms (compiled, convolutions as products)" in slower[0].reason
     assert_alone(results, jobs)
     assert_alone(slower, jobs)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_job_that_diverges_takes_no_step_of_the_epochs_that_are_enqueued_behind(count: int):
+    """It ends as it was before the loss was not finite, however far ahead launches were enqueued."""
+    x = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
+    y = x.sum(1, keepdims=True)
+    x[9] = np.nan
+    jobs = [
+        carpool.Job(
+            lambda key: carpool.jax.Model({"w": jnp.zeros((3, 1))}, lambda p, x: x @ p["w"]),
+            (x, y),
+            loss=lambda prediction, target: ((prediction - target) ** 2).mean(),
+            optimizer=optax.sgd(0.1),
+            batch_size=8,
+            epochs=3,
+            shuffle=False,
+            name=str(number),
+        )
+        for number in range(count)
+    ]
+    for result in carpool.train(jobs, device="cpu", reporters=[]):
+        assert (result.outcome, result.steps) == (Outcome.DIVERGED, 1)
+        once = 0.2 * x[:8].T @ y[:8] / 8
+        np.testing.assert_allclose(result.model.parameters["w"], once, rtol=1e-5)

@@ -12,8 +12,11 @@ import tensorflow as tf
 from modules_zoo import CROSS, Dense, Mlp, data, loss
 
 import carpool
+from carpool.adapters.tensorflow import trace
 from carpool.adapters.tensorflow.train import TensorFlowAdapter
+from carpool.fidelity import lowest
 from carpool.planning.cursor import Chunk, Cursor
+from carpool.result import Outcome
 
 x, y = data(double=False)
 PLAIN: dict[str, Any] = {"reporters": [], "device": "cpu"}
@@ -349,3 +352,53 @@ def test_random_numbers_of_nobody_are_told():
     plan = carpool.plan([job(loss=None, step=dropping, name=name) for name in "ab"], device="cpu")
     assert {group.strategy for group in plan.groups} == {"interleaved"}
     assert "draws from TensorFlow's global generator" in plan.explain()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("batches", ["arrays", "a dataset", "batches"])
+def test_a_job_that_diverges_takes_no_step_of_the_epochs_that_are_enqueued_behind(batches: str, count: int):
+    """It ends as it was before the loss was not finite, however far ahead launches were enqueued."""
+    x = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
+    y = x.sum(1, keepdims=True)
+    x[9] = np.nan
+    pairs = [(x[first : first + 8], y[first : first + 8]) for first in range(0, 32, 8)]
+    whole = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    data: Any = {"arrays": (x, y), "a dataset": whole, "batches": lambda: iter(pairs)}[batches]
+    jobs = [
+        carpool.Job(
+            Straight,
+            data,
+            loss=lambda prediction, target: tf.reduce_mean((prediction - target) ** 2),
+            optimizer=lambda: keras.optimizers.SGD(0.1),
+            batch_size=8,
+            epochs=3,
+            shuffle=False,
+            name=str(number),
+        )
+        for number in range(count)
+    ]
+    for result in carpool.train(jobs, device="cpu", reporters=[]):
+        assert (result.outcome, result.steps) == (Outcome.DIVERGED, 1)
+        once = 0.2 * x[:8].T @ y[:8] / 8
+        np.testing.assert_allclose(result.model.w.numpy(), once, rtol=1e-5)
+
+
+class Straight(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = tf.Variable(tf.zeros((3, 1)))
+
+    def __call__(self, x: Any) -> Any:
+        return x @ self.w
+
+
+def test_a_job_that_computes_in_less_inside_is_compared_as_that():
+    """The tolerance follows the lowest precision that the trace contains."""
+
+    def traced(inside: Any) -> Any:
+        function = tf.function(lambda x: tf.cast(tf.tanh(tf.cast(x, inside)), x.dtype))
+        return trace.floating(function.get_concrete_function(tf.TensorSpec((3,), tf.float64)))
+
+    assert lowest(traced(tf.float64)) == "float64"
+    assert lowest(traced(tf.float32)) == "float32"
+    assert lowest(traced(tf.bfloat16)) == "bfloat16"

@@ -79,8 +79,9 @@ def test_a_member_whose_batch_raises_in_the_middle_fails_alone():
     events: list = []
     results = run(group, events)
     assert results[BAD].outcome is Outcome.FAILED
-    assert isinstance(results[BAD].error, DataError)
-    assert isinstance(results[BAD].error.__cause__, IndexError)
+    error = results[BAD].error
+    assert isinstance(error, DataError)
+    assert isinstance(error.__cause__, IndexError)
     assert results[BAD].steps == 3, "the last batch of the first epoch is the one that raises"
     assert not any(isinstance(event, GroupFellBack) for event in events)
     assert all(result.strategy == "fused" for result in results)

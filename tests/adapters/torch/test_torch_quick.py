@@ -112,3 +112,25 @@ def test_going_on_from_a_fused_run_with_another_memory_format():
     for one, two in zip(trained("in_turn"), trained("interleaved"), strict=True):
         for a, b in zip(one.parameters(), two.parameters(), strict=True):
             assert torch.allclose(a, b, atol=1e-9)
+
+
+class Late(nn.Module):
+    """The second part learns from the second epoch on, when the first has gathered momentum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 1), nn.Linear(3, 1)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training and type(x) is torch.Tensor
+        return self.first(x) + self.second(x) if self.calls > 4 else self.first(x)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_parameter_that_gets_its_first_gradient_later_than_others_learns_as_without(momentum: float):
+    sgd = partial(torch.optim.SGD, lr=0.05, momentum=momentum)
+    plain, quick = both(Late, sgd)
+    for ours, theirs in zip(quick.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert quick.optimizer.param_groups[0]["fused"] is None

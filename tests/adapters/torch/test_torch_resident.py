@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -218,3 +219,17 @@ def test_where_no_machine_code_can_be_made_the_step_runs_traced(monkeypatch: pyt
     monkeypatch.setattr(programs, "FEWEST_LAUNCHES", 1)
     _, events = train([job(seed) for seed in range(2)], compile="auto")
     assert "resident" not in forms(events)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_has_launches_of_its_own() -> None:
+    train([job(seed) for seed in range(2)])
+    child = os.fork()
+    if not child:
+        try:
+            train([job(seed) for seed in range(2)])
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0

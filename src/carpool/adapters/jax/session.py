@@ -71,6 +71,8 @@ class StackedSession(FusedSession):
         self._mine: dict[Any, tuple[Any, Any]] = {}
         """The rows' own numbers on the device, and the program, by what tells programs of this stack apart."""
         self._left: set[int] = set()
+        self._unread: dict[int, Any] = {}
+        """Who was sound after each launch whose metrics nobody has read yet."""
         self._batches: dict[int, int] = {}
         """Whole batches of a size in the longest epoch."""
         self._launch_s, self._prepare_s = 0.0, 0.0
@@ -157,15 +159,21 @@ class StackedSession(FusedSession):
         """Enqueues as many of the chunk's steps as one launch covers."""
         done = chunk.shortened(min(chunk.steps, self._length(chunk.size)))
         self._state, *shown = self._launched(done)
+        self._unread[id(shown)] = shown[-1]
         self._reading.taken()
         return Ticket(done, shown)
 
     def _launched(self, chunk: Chunk) -> Any:
-        """The chunk enqueued: the state afterwards, sums, steps taken and who is sound."""
+        """The chunk enqueued: the state afterwards, sums, steps taken and who is sound.
+
+        A row that diverged in a launch before this one stays as it is, also where nobody knows of it yet.
+        """
         compiled, inputs = self._training(chunk)
-        active, first = np.zeros(self.width, bool), np.zeros(self.width, np.uint32)
-        rows = list(chunk.rows)
+        active: Any = np.zeros(self.width, bool)
+        first, rows = np.zeros(self.width, np.uint32), list(chunk.rows)
         active[rows], first[rows] = True, [cursor.step & 0xFFFFFFFF for cursor in chunk.cursors]
+        for sound in self._unread.values():
+            active = active & sound
         if not compiled.done():
             began = time.perf_counter()
             compiled.result()
@@ -186,6 +194,7 @@ class StackedSession(FusedSession):
 
     def metrics(self, ticket: Ticket) -> MetricColumns:
         sums, taken, sound = jax.device_get(ticket.payload)
+        self._unread.pop(id(ticket.payload), None)
         rows, size = ticket.chunk.rows, ticket.chunk.size
         chosen = slice(None) if rows == tuple(range(self.width)) else np.asarray(rows)
         steps = taken[chosen].astype(np.int64)
@@ -298,6 +307,7 @@ class StackedSession(FusedSession):
         self._state, self._keys = jax.tree.map(lambda leaf: leaf[chosen], (self._state, self._keys))
         if self._best is not None:
             self._best = jax.tree.map(lambda leaf: leaf[chosen], self._best)
+        self._unread = {place: sound[chosen] for place, sound in self._unread.items()}
         self._builts = [self._builts[row] for row in kept]
         self._left = {moved[row] for row in kept if row in self._left}
         self._reading.narrow(kept)

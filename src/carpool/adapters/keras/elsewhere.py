@@ -15,13 +15,12 @@ from carpool import ambient
 from carpool.adapters.base import JobState, Trained
 from carpool.adapters.keras.backends import BACKENDS
 from carpool.adapters.keras.fit import is_model, read
+from carpool.adapters.keras.seeds import draws_from
 from carpool.errors import JobError, ModelError, OptionError, failure, sentence
 from carpool.job import Job
 from carpool.marks import Identity
 from carpool.planning.cursor import Course
 from carpool.planning.spec import ModelSpec
-
-_KEPT = (GLOBAL_SEED_GENERATOR,)  # what Keras draws from where it is given no seed: the thread's own
 
 
 def wanted(job: Job) -> str:
@@ -80,15 +79,13 @@ def taken_home(job: Job, state: JobState | None) -> Trained:
 @contextmanager
 def seeded(job: Job) -> Iterator[None]:
     """As after `keras.utils.set_random_seed(seed)` inside, and as before outside."""
-    before = {name: get_global_attribute(name) for name in _KEPT}
+    before = get_global_attribute(GLOBAL_SEED_GENERATOR)
     with ambient.seeded(job.seed):
         try:
-            for name in _KEPT:
-                set_global_attribute(name, None)
+            draws_from(job.seed)
             yield
         finally:
-            for name, value in before.items():
-                set_global_attribute(name, value)
+            set_global_attribute(GLOBAL_SEED_GENERATOR, before)
 
 
 def made(job: Job) -> Any:

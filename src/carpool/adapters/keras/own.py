@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras import callbacks as keras_callbacks
-from keras.src.backend.common.global_state import GLOBAL_STATE_TRACKER, set_global_attribute
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from keras.src.backend.common.global_state import GLOBAL_STATE_TRACKER
 
 from carpool.adapters.base import JobState, MetricRow, Session, StepFailure, Ticket
 from carpool.adapters.keras.fit import Fit
 from carpool.adapters.keras.order import Ordered, Reordered, as_arrays, in_order
+from carpool.adapters.keras.seeds import draws_from
 from carpool.ambient import Ambient
 from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Cursor, Supply
 
@@ -49,7 +49,7 @@ class OwnFit(Session):
     def _run(self) -> None:
         self._turn.acquire()
         vars(GLOBAL_STATE_TRACKER).update(self._globals)
-        set_global_attribute(GLOBAL_SEED_GENERATOR, None)  # the next is made of this fit's own generators
+        draws_from(self._fit.job.seed)
         try:
             if not self._is_closed:
                 self._fit.model.fit(**_arguments(self._fit, self))

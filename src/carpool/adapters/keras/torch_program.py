@@ -15,7 +15,7 @@ from keras.src import tree
 from keras.src.backend.torch.core import device_scope
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from carpool.adapters.keras.torch_constants import fold, holds, host_reads
 from carpool.adapters.keras.torch_scope import batchable, on_the_device
@@ -23,6 +23,7 @@ from carpool.adapters.keras.torch_state import Layout, State
 from carpool.adapters.keras.torch_step import Step, Values, depended, results, test_step, train_step
 from carpool.adapters.torch.faking import faked
 from carpool.adapters.torch.program import Program, Tensors, trace_only
+from carpool.adapters.torch.tracing import graph_of
 from carpool.kernels.refusal import Unstackable
 from carpool.kernels.table import alone, batched_or_refused, stacked
 from carpool.planning.cursor import MAX_CHUNK_STEPS
@@ -184,7 +185,7 @@ def reader(model: Any, layout: Layout, width: int, device: str) -> tuple[list[st
         return torch.stack([value.expand(width) for value in made])
 
     metrics = layout.values(layout.empty(width, device))[3]
-    traced = make_fx(rows, tracing_mode="fake", _allow_non_fake_inputs=True)(*metrics)
+    traced = graph_of(rows, *metrics)
     fold(traced)
     traced.recompile()
     return names, traced

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +16,9 @@ from carpool.adapters.tensorflow.build import Built
 from carpool.adapters.tensorflow.program import HEAD, Program
 from carpool.adapters.tensorflow.state import Remembered, state_of, write
 
+Arguments = Callable[[Any], Sequence[Any]]
+"""What a program is given, of how many steps each row takes."""
+
 
 class Rows:
     """Jobs and a thread that runs their launches in order, while the caller goes on."""
@@ -24,6 +27,7 @@ class Rows:
         self.builts, self._store, self.device = list(builts), store, device
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="carpool tensorflow")
         self._last: Future[Any] | None = None
+        self._unsound: set[int] = set()
         self._error: BaseException | None = None
         self._best: dict[Built, Remembered] = {}
         self._tests: dict[tuple[Built, int | None], Program] = {}
@@ -33,7 +37,20 @@ class Rows:
 
     # Launches
 
-    def submit(self, run: Program, *arguments: Any) -> Future[list[np.ndarray]]:
+    def train(self, run: Program, counts: Iterable[int], arguments: Arguments) -> Future[list[np.ndarray]]:
+        """So many steps of each row. One whose loss was not finite takes none any more, also while nobody knows of it yet."""
+
+        def go(*given: Any) -> list[np.ndarray]:
+            taken = np.array([0 if row in self._unsound else count for row, count in enumerate(counts)])
+            if not taken.any():
+                return [np.array([0.0, 0.0, 1.0, *[0.0] * len(built.names)]) for built in self.builts]
+            vectors = run(*arguments(tf.constant(taken.astype(np.int32))))
+            self._unsound |= {row for row, vector in enumerate(vectors) if not vector[HEAD - 1]}
+            return vectors
+
+        return self.submit(go)
+
+    def submit(self, run: Callable[..., Any], *arguments: Any) -> Future[list[np.ndarray]]:
         """What fails is not followed by what was enqueued behind it."""
 
         def go() -> list[np.ndarray]:
@@ -109,6 +126,7 @@ class Rows:
 
     def load(self, row: int, state: JobState) -> None:
         self.wait()
+        self._unsound.discard(row)
         write(self.builts[row], state)
 
     def close(self) -> None:

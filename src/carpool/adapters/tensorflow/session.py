@@ -95,15 +95,17 @@ class RowsSession(FusedSession):
 
     def advance(self, chunk: Chunk) -> Ticket:
         done = chunk.shortened(min(chunk.steps, self._most))
-        return Ticket(done, self._rows.submit(self._program(done.size), *self._arguments(done)))
+        orders, counts, firsts = self._arguments(done)
+        run = self._program(done.size)
+        return Ticket(done, self._rows.train(run, counts, lambda steps: (orders, steps, firsts)))
 
-    def _arguments(self, chunk: Chunk) -> tuple[Any, Any, Any]:
+    def _arguments(self, chunk: Chunk) -> tuple[Any, np.ndarray, Any]:
         orders, counts, firsts = _nothing(len(self._rows.builts), self._most, chunk.size)
         for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
             place = self._places[row]
             orders[place, : chunk.steps] = self._readings[place].batches(cursor, chunk.steps, chunk.size)
             counts[place], firsts[place] = chunk.steps, cursor.step
-        return tf.constant(orders), tf.constant(counts), tf.constant(firsts)
+        return tf.constant(orders), counts, tf.constant(firsts)
 
     def done(self, ticket: Ticket) -> bool:
         return ticket.payload.done()
@@ -167,7 +169,8 @@ class RowsSession(FusedSession):
         builts = [self._rows.builts[place] for place in self._at(rows)]
         before = {built: Remembered((*built.variables, *built.others)) for built in self._rows.builts}
         try:
-            self._rows.submit(self._program(chunk.size), *self._arguments(chunk.shortened(1))).result()
+            orders, counts, firsts = self._arguments(chunk.shortened(1))
+            self._rows.submit(self._program(chunk.size), orders, tf.constant(counts), firsts).result()
             together = {built: [held.read().numpy() for held in built.variables] for built in builts}
         finally:
             for one in before.values():

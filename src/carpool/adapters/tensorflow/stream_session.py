@@ -74,7 +74,8 @@ class PipedSession(StreamSession):
     def advance(self, chunk: Chunk) -> Ticket:
         """Enqueues the steps; where only the data knows when it ends, waits to hear how many there were."""
         first = tf.constant(chunk.cursors[0].step, tf.int64)
-        future = self._rows.submit(self._program, self._iterator, tf.constant(chunk.steps), first)
+        iterator = self._iterator
+        future = self._rows.train(self._program, [chunk.steps], lambda steps: (iterator, steps[0], first))
         if self._left is not None:
             self._left -= chunk.steps
             if not self._left:
@@ -127,7 +128,7 @@ class BatchSession(StreamSession):
         batch = self._tap.ready()[0].batch
         step = tf.constant(chunk.cursors[0].step, tf.int64)
         nest = tf.nest.pack_sequence_as(batch.nest, list(batch.leaves))
-        future = self._rows.submit(self._program, nest, step)
+        future = self._rows.train(self._program, [1], lambda _: (nest, step))
         self._tap.take(1)
         return Ticket(chunk, future)
 

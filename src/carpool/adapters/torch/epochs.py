@@ -7,10 +7,12 @@ its rows took) is in memory of the launch's own, so nothing waits for anything b
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,12 @@ Tensors = dict[str, Tensor]
 LAUNCH_S = 0.05
 """How long a launch may be expected to take."""
 _MOST_CHUNKS = 256
-_runner = ThreadPoolExecutor(1, "carpool-resident")
+
+
+@cache
+def _runner(process: int) -> ThreadPoolExecutor:
+    """A process's own: after a fork the parent's thread is not there."""
+    return ThreadPoolExecutor(1, "carpool-resident")
 
 
 @dataclass(frozen=True)
@@ -171,18 +178,13 @@ class Epochs:
         return Validated(shown, validation.lengths(rows), self._recipe.evaluated)
 
     def _add(self, segment: _Segment) -> None:
-        self._segments.append(segment)
         expected_s = segment.steps * segment.resident.step_s
-        if segment.ahead is not None:
+        self._segments.append(segment)
+        self._expected_s += expected_s
+        if segment.ahead is not None:  # validation comes with the epoch that it follows
             self._chunk_s = expected_s
-        if (
-            self._expected_s + expected_s > LAUNCH_S
-            and segment.shown.future is None
-            and segment.ahead is not None
-        ):
-            self.launch()
-        else:
-            self._expected_s += expected_s
+            if self._expected_s > LAUNCH_S:
+                self.launch()
 
     # Launching
 
@@ -196,7 +198,7 @@ class Epochs:
             self._counts = self._tensors["updates"].numpy().copy()
         made = _Launch(self, segments, self._fed(segments))
         self._running = [future for future in self._running if not future.done()]
-        future = _runner.submit(made.carry_out)
+        future = _runner(os.getpid()).submit(made.carry_out)
         self._running.append(future)
         for segment in segments:
             segment.shown.future = future

@@ -41,7 +41,7 @@ from carpool.kernels.convolve import gains
 from carpool.kernels.resident.builder import Refused
 from carpool.kernels.updates import UNFUSED, UPDATES
 from carpool.memory.estimate import Footprint
-from carpool.planning.cursor import Course, Cursor, cut, launches
+from carpool.planning.cursor import Course, Cursor, cut
 from carpool.planning.spec import Signature
 from carpool.planning.trials import Trial
 
@@ -56,6 +56,10 @@ class Known:
     course: Course
 
 
+_QUICK_FLOPS = (
+    10e6  # of a step: a core takes 0.3 ms for them, as long as it takes to begin an eager step's operators
+)
+_LONG_ALONE = 1000  # steps
 _LONG_LAUNCHES = 200  # from here on machine code, made in some 0.2 s, is expected to pay
 _WASTE = 1.05  # allocators round sizes up
 _WORKSPACE_BYTES = 32 << 20  # what cuBLAS and cuDNN keep for a stream
@@ -81,26 +85,73 @@ class TorchFuser(Fuser):
 
     def _code_refusal(self, known: Sequence[Known]) -> str | None:
         """Why a step that must be machine code cannot be. Where it may be, making it begins, if the run is long."""
-        if self._compile not in ("auto", "resident") or self._device() != "cpu":
+        if not self._may_be_code(known):
             return None
         code = self._code(known)
         if isinstance(code, str):
             return f"its steps cannot be machine code: {code}" if self._compile == "resident" else None
-        if sum(launches([known[0].course]).by_size.values()) >= _LONG_LAUNCHES:
-            machine.begin(code.source)
+        machine.begin(code.source)
         return None
+
+    def outlook(self, jobs: Sequence[Job]) -> str:
+        """Whether their steps can be machine code, where that is worth saying."""
+        known = [self._known(job) for job in jobs]
+        if not self._may_be_code(known):
+            return ""
+        code = self._code(known)
+        if isinstance(code, str):
+            return f"not as machine code: {code}"
+        return "as machine code, where that is faster" if self._compile == "auto" else "as machine code"
+
+    def code(self, jobs: Sequence[Job]) -> str:
+        """The C of a training step of theirs; where there is none, a comment that says why."""
+        made = self._shown([self._known(job) for job in jobs])
+        if isinstance(made, Code):
+            return f"/* one member's training step, on a batch of {made.size} */\n{made.source}"
+        return f"/* none: {made.replace('*/', '* /')} */"
+
+    def _shown(self, known: Sequence[Known]) -> Code | str:
+        if (device := self._device()) != "cpu":
+            return f"steps on {device} are not machine code"
+        if isinstance(known[0].built.data, Streamed):
+            return "batches of a stream do not lie where machine code could gather them"
+        return self._lowered(known)
+
+    def _may_be_code(self, known: Sequence[Known]) -> bool:
+        """Whether a run is on a CPU and so long that machine code may pay."""
+        first = known[0]
+        if self._compile not in ("auto", "resident") or self._device() != "cpu":
+            return False
+        if isinstance(first.built.data, Streamed) or untraced_refusal(known[:1]) is not None:
+            return False
+        return self._compile == "resident" or first.course.steps >= _LONG_LAUNCHES
+
+    def is_quick_alone(self, job: Job, alike: int) -> bool:
+        """Whether a job alone takes its steps as machine code: one core is through before an operator would have begun."""
+        known = [self._known(job)]
+        if not self._may_be_code(known):
+            return False
+        code = self._code(known)
+        if isinstance(code, str) or self._compile == "resident":
+            return not isinstance(code, str)
+        return code.flops <= _QUICK_FLOPS and known[0].course.steps * alike >= _LONG_ALONE
 
     def _code(self, known: Sequence[Known]) -> Code | str:
         """The machine code of a training step, or why there is none."""
-        if (missing := machine.unavailable()) is not None:
-            return missing
+        return machine.unavailable() or self._lowered(known)
+
+    def _lowered(self, known: Sequence[Known]) -> Code | str:
+        """The same where nothing could compile it."""
         first, width = known[0], len(known)
-        recipe = self._recipe(known, width)
-        _, tensors = self._traced(known, width)
         try:
+            recipe = self._recipe(known, width)
+            _, tensors = self._traced(known, width)
             return code_of("train", (first.signature, recipe.sharing), recipe, _batch_size(first), tensors)
         except Refused as refused:
             return str(refused)
+        except BaseException as error:
+            failure(error)
+            return blame(error)
 
     def _trace_refusal(self, known: Sequence[Known]) -> str | None:
         """Traces the step at the width it would run at; the trace is remembered for `open`, and so is what it raises for jobs alike."""

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.func import functionalize, grad
-from torch.fx import Graph, GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx import Graph
 
+from carpool.adapters.torch.faking import unlogged
 from carpool.adapters.torch.precision import WideNorms
 from carpool.adapters.torch.probe import Stepped, call
 from carpool.adapters.torch.rowwise import by_row
 from carpool.adapters.torch.stacked import Recipe, beneath_grad, evaluation_step
+from carpool.adapters.torch.tracing import graph_of
 from carpool.kernels.resident.lower import LOWERINGS
 from carpool.kernels.table import single
 from carpool.kernels.updates import Update
@@ -113,9 +114,8 @@ def _examples(recipe: Recipe, size: int, tensors: Tensors) -> dict[str, Tensor]:
 
 def _graph(step: Callable[..., Any], examples: Tensors) -> Graph:
     pure = functionalize(step, remove="mutations")
-    traced = make_fx(
-        pure, decomposition_table=_decompositions(), tracing_mode="fake", _allow_non_fake_inputs=True
-    )(*examples.values())
+    with unlogged():
+        traced = graph_of(pure, *examples.values(), table=_decompositions())
     traced.graph.eliminate_dead_code()
     return traced.graph
 
@@ -172,6 +172,5 @@ def traced_update(
         like += [torch.empty(1, dtype=wide) for _ in range(columns)]
         table: dict[Any, Any] = dict(core_aten_decompositions())
         table = {operator: way for operator, way in table.items() if str(operator) not in LOWERINGS}
-        traced: GraphModule = make_fx(apply, decomposition_table=table, tracing_mode="fake")(*like)
-        _updates[key] = TracedUpdate(traced.graph, slots, tallies, columns)
+        _updates[key] = TracedUpdate(graph_of(apply, *like, table=table).graph, slots, tallies, columns)
     return _updates[key]

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from carpool.adapters.torch import precision
 from carpool.adapters.torch.bits import lowest
@@ -36,6 +35,7 @@ from carpool.adapters.torch.compiler import (
 from carpool.adapters.torch.faking import unlogged
 from carpool.adapters.torch.launch import OutOfBounds, Resident
 from carpool.adapters.torch.resident import Code
+from carpool.adapters.torch.tracing import graph_of
 from carpool.adapters.torch.tuning import timed_as_captured
 from carpool.errors import described
 from carpool.planning.trials import Form
@@ -376,7 +376,7 @@ def _trace(
         step(dict(zip(names, inputs, strict=True)))
 
     with unlogged():
-        traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors.values())
+        traced = graph_of(flat, *tensors.values())
     traced.graph.eliminate_dead_code()
     finish(traced)
     traced.recompile()

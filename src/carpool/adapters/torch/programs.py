@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -17,7 +18,7 @@ from carpool.adapters.torch.resident import Code, code_of
 from carpool.adapters.torch.stacked import Recipe
 from carpool.errors import FusionError, failure, sentence
 from carpool.kernels.resident.builder import Refused
-from carpool.machine import NoMachineCode, begin
+from carpool.machine import Compiler, NoMachineCode, begin, compiler, unavailable
 from carpool.planning.widths import compiling_budget_s
 from carpool.windows import measured
 
@@ -83,6 +84,8 @@ class Programs:
         """The step's machine code, where it can be some."""
         if recipe is None or self._device != "cpu":
             return None
+        if self._compile == "auto" and unavailable() is not None:  # which the plan says, where it matters
+            return None
         try:
             return code_of(kind, self._key, recipe, size, tensors)
         except Refused as refused:
@@ -121,7 +124,8 @@ class Programs:
         try:
             program.resident = program.made_resident(code, self._threads)
             program.resident.launch_s()
-        except (Refused, NoMachineCode):
+        except (Refused, NoMachineCode) as error:
+            _tell(error)
             return False
         return True
 
@@ -130,7 +134,8 @@ class Programs:
         traced = program.launch_s
         try:
             resident = program.made_resident(code, self._threads)
-        except (Refused, NoMachineCode):
+        except (Refused, NoMachineCode) as error:
+            _tell(error)
             return False
         seconds = measured([traced, resident.launch_s]).seconds
         program.resident = resident if seconds[1] < seconds[0] else None
@@ -184,6 +189,19 @@ class Programs:
         if not any(made):
             return ""
         return f"resident: machine code, made in {seconds:.1f} s" if seconds else "resident: machine code"
+
+
+_told: set[Compiler] = set()
+"""Those of which a failure was told."""
+
+
+def _tell(error: Exception) -> None:
+    """Says once of a compiler that it fails; that there is none is in the plan."""
+    by = compiler()
+    if isinstance(error, NoMachineCode) and by is not None and by not in _told:
+        _told.add(by)
+        text = f"carpool: there is no machine code, so steps run as they were traced ({error})"
+        warnings.warn(text, stacklevel=2)
 
 
 def _no_code(why: str) -> FusionError:

@@ -17,18 +17,42 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 _KINDS = (SGD, Adam, AdamW)
 
 
+Groups = list[dict[str, Any]]
+
+
 @contextmanager
-def quickened(optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """The optimizers that can use fused kernels do inside; their options are what they were outside."""
+def quickened(optimizers: Sequence[Optimizer]) -> Iterator[Groups]:
+    """The optimizers that can use fused kernels do inside; their options are what they were outside. Gives the groups that do."""
     plain = [one for one in optimizers if type(one) in _KINDS]
     groups = [group for one in plain for group in one.param_groups if _fits(one, group)]
     for group in groups:
         group["fused"] = True
     try:
-        yield
+        yield groups
     finally:
         for group in groups:
             group["fused"] = None
+
+
+def step(optimizer: Optimizer, lent: Groups) -> None:
+    """A step by the kernels that are lent, or by torch's default where they cannot take it."""
+    plain = [group for group in lent if _is_uneven(optimizer, group)]
+    for group in plain:
+        group["fused"] = None
+    try:
+        optimizer.step()
+    finally:
+        for group in plain:
+            group["fused"] = True
+
+
+def _is_uneven(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """SGD's kernel wants a momentum of every gradient, or of none: one that comes later than others has none yet."""
+    if not group.get("momentum") or not any(group is one for one in optimizer.param_groups):
+        return False
+    learning = [parameter for parameter in group["params"] if parameter.grad is not None]
+    begun = sum(optimizer.state.get(p, {}).get("momentum_buffer") is not None for p in learning)
+    return 0 < begun < len(learning)
 
 
 def can_quicken(model: nn.Module) -> bool:

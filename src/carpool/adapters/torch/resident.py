@@ -48,6 +48,8 @@ class Code:
     memory_bytes: int
     size: int
     """Of a batch."""
+    flops: int
+    """Of a step's products."""
     held: Mapping[str, Tensor] = field(default_factory=dict)
     """Those that the step itself brings along."""
 
@@ -105,11 +107,11 @@ def _code(assembly: _Assembly) -> Code:
     if turned:
         step = assembly.step(turned)
     source, names, size = steps.program(step)
-    return Code(source, tuple(names), size, step.size, assembly.held)
+    return Code(source, tuple(names), size, step.size, steps.flops(step), assembly.held)
 
 
 def _check(recipe: Recipe, tensors: Tensors) -> None:
-    if len(recipe.phases) > 1 or recipe.phases[0].every > 1:
+    if len(recipe.phases) > 1 or any(phase.every > 1 for phase in recipe.phases):
         raise Refused("several updates in a step")
     if recipe.precision not in ("inherit", "float32") or torch.is_autocast_enabled("cpu"):
         raise Refused("a step in 16 bits")

@@ -29,7 +29,7 @@ from carpool.adapters.torch.clock import Receipt, Stream
 from carpool.adapters.torch.full import free, is_full
 from carpool.adapters.torch.phases import combined
 from carpool.adapters.torch.precision import untouched
-from carpool.adapters.torch.quick import can_quicken, quickened
+from carpool.adapters.torch.quick import Groups, can_quicken, quickened, step
 from carpool.adapters.torch.retake import Mark
 from carpool.adapters.torch.stack import initial_states
 from carpool.adapters.torch.stacked import evaluation_step
@@ -74,6 +74,7 @@ class SoloSession(Session):
         self._generators = None if ambient_too else ("torch",)
         quick = quick and can_quicken(built.model)
         self._quick = [phase.optimizer for phase in built.phases] if quick else []
+        self._lent: Groups = []
         self._buffered = any(True for _ in built.model.buffers())
         self._away.send(built.model, device)
         _follow(built)
@@ -111,7 +112,7 @@ class SoloSession(Session):
         with (
             ambient.seeded(self._built.job.seed, self._generators),
             untouched(self._built.job.precision, self._kind),
-            quickened(self._quick),
+            quickened(self._quick) as self._lent,
         ):
             enough = time.perf_counter() + _SLICE_S
             while done < chunk.steps and not (done and time.perf_counter() > enough):
@@ -222,7 +223,7 @@ class SoloSession(Session):
         if built.job.clip_norm is not None:
             clip_grad_norm_(phase.trained if phase.name else built.model.parameters(), built.job.clip_norm)
         self._mark.dirty |= any(group.get("fused") for group in phase.optimizer.param_groups)
-        phase.optimizer.step()
+        step(phase.optimizer, self._lent)
         self._mark.dirty = True
 
     def done(self, ticket: Ticket) -> bool:

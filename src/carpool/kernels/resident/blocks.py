@@ -89,8 +89,7 @@ class Blocks:
             text.add(f"const {t} acc = sums[r][{place}][lane];")
             text.add("const i8 own = at_ + lane;")
             scope = Scope(text, [*self.batch, "row", "own"], Lanes(0, self.lanes))
-        for out in outs:
-            scope.store(out, "acc")
+        scope.store(outs, "acc")
         if not together:
             text.end()
         text.end()

@@ -69,14 +69,13 @@ class Printer:
             space = (-(-space[0] // self.lanes) * self.lanes,)  # into what is left free behind each array
 
         def inner(names: list[str]) -> None:
-            self._by_lanes(text, names, space[-1], lambda scope: [scope.store(out) for out in outs])
+            self._by_lanes(text, names, space[-1], lambda scope: scope.store(outs))
 
         self._loops(text, space[:-1], inner)
 
     def _single(self, text: Text, names: list[str], outs: Sequence[Out]) -> None:
         scope = Scope(text, names, Lanes(0, self.lanes))
-        for out in outs:
-            scope.store(out)
+        scope.store(outs)
 
     def _loops(self, text: Text, space: Shape, body: Callable[[list[str]], None]) -> None:
         names = [f"i{dim}" for dim in range(len(space))]
@@ -150,8 +149,7 @@ class Printer:
             for _ in inner:
                 text.end()
             scope = Scope(text, names, Lanes(0, self.lanes))
-            for out in outs:
-                scope.store(out, "acc")
+            scope.store(outs, "acc")
 
         self._loops(text, kept, body)
 
@@ -172,8 +170,7 @@ class Printer:
                 text.add(f"acc = {_COMBINED[kind].format('acc', found, t='v' + type)};")
                 for _ in loops:
                     text.end()
-                for out in outs:
-                    scope.store(out, "acc")
+                scope.store(outs, "acc")
 
             self._by_lanes(text, names, kept[-1], columns)
 
@@ -203,8 +200,7 @@ class Printer:
                 text.end()
             text.add(f"const {type} acc = h{kind}_{type}(sums);")
             scope = Scope(text, names, Lanes(0, self.lanes))
-            for out in outs:
-                scope.store(out, "acc")
+            scope.store(outs, "acc")
 
         self._loops(text, kept, body)
 
@@ -259,7 +255,7 @@ class Printer:
             text.add(
                 f"acc = {_COMBINED[statement.kind].format('acc', scope.value(statement.value), t=type)};"
             )
-            scope.store(Out(statement.place, Acc(type)), "acc")
+            scope.store([Out(statement.place, Acc(type))], "acc")
             text.end()
 
         self._loops(text, tuple(outer), body)

@@ -179,8 +179,13 @@ class Scope:
             return f"AS(-{arg}, v{new})" if old == "u1" else f"AS({arg}, v{new})"
         return f"{arg} != 0" if new == "u1" else f"({new}){arg}"
 
-    def store(self, out: Out, accumulated: str = "") -> None:
-        value, place = self.value(out.value, accumulated), out.place
+    def store(self, outs: Sequence[Out], accumulated: str = "") -> None:
+        """All are computed before the first is stored: they may read what others store."""
+        values = [self.value(out.value, accumulated) for out in outs]
+        for out, value in zip(outs, values, strict=True):
+            self._store(out.place, value)
+
+    def _store(self, place: Place, value: str) -> None:
         where, type = at(place, self.indices), place.array.type
         count = self.lanes.count
         if not self.lanes.is_vector:

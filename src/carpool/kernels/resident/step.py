@@ -265,6 +265,14 @@ def _home(step: Step, array: Array) -> Home | None:
     return next((home for home in step.homes if home.array == array), None)
 
 
+def flops(step: Step) -> int:
+    """The floating-point operations of its products."""
+    products = (
+        statement for part in _PARTS for statement in getattr(step, part) if isinstance(statement, Product)
+    )
+    return sum(2 * prod(one.batch) * one.rows * one.columns * one.depth for one in products)
+
+
 def turned(step: Step) -> frozenset[str]:
     """The kept matrices that lie better the other way round: products read them so, or mostly do."""
     wants: dict[str, set[bool]] = {}
