@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -142,7 +142,3 @@ def _attribute(builder: Builder, graph: Graph, node: Node) -> Value:
         name, (builder.array(type_of(held), held.shape, name, kept=True), held)
     )
     return builder.lying(array)
-
-
-def known_names(names: Sequence[str]) -> list[str]:
-    return [name for name in names if name in LOWERINGS]
