@@ -17,7 +17,7 @@ from carpool.adapters.torch.faking import unlogged
 from carpool.adapters.torch.precision import WideNorms
 from carpool.adapters.torch.probe import Stepped, call
 from carpool.adapters.torch.rowwise import by_row
-from carpool.adapters.torch.stacked import Recipe, evaluation_step
+from carpool.adapters.torch.stacked import Recipe, beneath_grad, evaluation_step
 from carpool.adapters.torch.tracing import graph_of
 from carpool.kernels.resident.lower import LOWERINGS
 from carpool.kernels.table import single
@@ -82,9 +82,13 @@ def evaluating_step(recipe: Recipe, size: int, tensors: Tensors) -> Traced:
         }
         batch = [tensor for name, tensor in given.items() if name.startswith("data:")]
         at = evaluation_step(given["step"], given["place"])
-        with single(given["seed"], at), WideNorms():
-            values, _ = call(module, leaves, recipe.validation_batch(batch), given["place"])
-        return [torch.stack([values[name].to(torch.float64) for name in recipe.evaluated])]
+
+        def shown(_: Tensor) -> Tensor:
+            with single(given["seed"], at), WideNorms():
+                values, _ = call(module, leaves, recipe.validation_batch(batch), given["place"])
+            return torch.stack([values[name].to(torch.float64) for name in recipe.evaluated])
+
+        return [by_row(beneath_grad(shown), (0,), apart=True)(torch.zeros(1))[0]]
 
     return Traced(_graph(step, examples), tuple(examples), ("shown",))
 

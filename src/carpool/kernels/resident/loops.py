@@ -231,8 +231,8 @@ Move = Callable[[int, Shape], tuple[int, Shape]]
 """From offset and strides in one space to those in another."""
 
 
-def moved(expr: Expr, move: Move) -> Expr:
-    """The expression in another space."""
+def moved(expr: Expr, move: Move, made: dict[int, Expr] | None = None) -> Expr:
+    """The expression in another space. `made` is shared by expressions that have parts in common."""
 
     def leaf(old: Expr) -> Expr:
         if isinstance(old, Load | Gather):
@@ -243,7 +243,7 @@ def moved(expr: Expr, move: Move) -> Expr:
             return replace(old, offset=offset, strides=strides)
         return old
 
-    return rebuilt(expr, leaf)
+    return rebuilt(expr, leaf, made)
 
 
 def strides_in(*roots: Expr) -> list[Shape]:

@@ -6,13 +6,14 @@ A product's sums, say, are still in registers when its bias, its activation or i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from math import prod
 
 from carpool.kernels.resident.loops import (
-    Acc,
     Array,
     Expr,
+    Gather,
     Load,
     Map,
     Op,
@@ -24,11 +25,11 @@ from carpool.kernels.resident.loops import (
     Statement,
     arrays_in,
     contiguous,
+    moved,
     nodes,
     reads,
     rebuilt,
     reshaped,
-    whole,
     writes,
 )
 
@@ -53,7 +54,7 @@ def merged(statements: Sequence[Statement], needed: Collection[Array]) -> list[S
                 continue
             later = next(at for at in range(place + 1, len(made)) if array in known.of(made[at]))
             joined = _joined(before, made[later])
-            if joined is None or _is_disturbed(before, made[place + 1 : later]):
+            if joined is None or not _is_sound(joined) or _is_disturbed(before, made[place + 1 : later]):
                 continue
             made[later] = joined
             del made[place]
@@ -85,13 +86,28 @@ def _useful(statements: Sequence[Statement], needed: Collection[Array], known: _
     return kept[::-1]
 
 
-def _is_disturbed(moved: Statement, between: Sequence[Statement]) -> bool:
-    """Whether statements in between write what the moved one reads."""
-    own = reads(moved)
+def _is_disturbed(before: Statement, between: Sequence[Statement]) -> bool:
+    """Whether statements in between write what the one before them reads."""
+    own = reads(before)
     return any(not own.isdisjoint(writes(statement)) for statement in between)
 
 
-def _joined(before: Map | Product | Reduce, after: Statement) -> Statement | None:
+def _is_sound(joined: Map | Product | Reduce) -> bool:
+    """Whether no element reads what is stored for another: one that is changed in place is read where it is written."""
+    stored = {out.place.array: out.place for out in joined.outs}
+    if isinstance(joined, Product) and {joined.left.array, joined.right.array} & stored.keys():
+        return False
+    if isinstance(joined, Reduce) and arrays_in(joined.value) & stored.keys():
+        return False
+    for expr in nodes(*(out.value for out in joined.outs)):
+        if isinstance(expr, Gather) and expr.place.array in stored:
+            return False
+        if isinstance(expr, Load) and expr.place != stored.get(expr.place.array, expr.place):
+            return False
+    return True
+
+
+def _joined(before: Map | Product | Reduce, after: Statement) -> Map | Product | Reduce | None:
     """The later statement with the earlier one inside."""
     out = before.outs[0]
     if isinstance(after, Map):
@@ -105,16 +121,10 @@ def _space(statement: Map | Product | Reduce) -> Shape:
     return statement.space[: statement.kept] if isinstance(statement, Reduce) else statement.space
 
 
-def _into_map(before: Map | Product | Reduce, out: Out, after: Map) -> Statement | None:
+def _into_map(before: Map | Product | Reduce, out: Out, after: Map) -> Map | Product | Reduce | None:
     space = _space(before)
-    loads = [
-        expr
-        for expr in nodes(*(one.value for one in after.outs))
-        if not isinstance(expr, Op) and isinstance(expr, Load) and expr.place.array == out.place.array
-    ]
-    if not loads or len(arrays_in(*loads)) != 1 or not _is_whole(out.place, space):
-        return None
-    if any(isinstance(expr, Load) is False for expr in loads):
+    loads = _loads_of(out.place.array, *(one.value for one in after.outs))
+    if loads is None or not _is_whole(out.place, space):
         return None
     size = sum(isinstance(expr, Op) for expr in nodes(out.value, *(one.value for one in after.outs)))
     if size > _MOST:
@@ -124,13 +134,20 @@ def _into_map(before: Map | Product | Reduce, out: Out, after: Map) -> Statement
     outs = _in_space(after, space, loads)
     if outs is None:
         return None
-    value = out.value
-
-    def leaf(expr: Expr) -> Expr:
-        return value if isinstance(expr, Load) and expr.place.array == out.place.array else expr
-
-    memo: dict[int, Expr] = {}
+    leaf, memo = _in_place_of(out.place.array, out.value), dict[int, Expr]()
     return replace(before, outs=tuple(Out(one.place, rebuilt(one.value, leaf, memo)) for one in outs))
+
+
+def _loads_of(array: Array, *values: Expr) -> list[Load] | None:
+    """All loads from an array; None where there are none, or where something is looked up in it."""
+    found = [e for e in nodes(*values) if isinstance(e, Load | Gather) and e.place.array == array]
+    loads = [expr for expr in found if isinstance(expr, Load)]
+    return loads if loads and len(loads) == len(found) else None
+
+
+def _in_place_of(array: Array, value: Expr) -> Callable[[Expr], Expr]:
+    """What gives this value instead of a load from an array."""
+    return lambda expr: value if isinstance(expr, Load) and expr.place.array == array else expr
 
 
 def _is_whole(place: Place, space: Shape) -> bool:
@@ -166,43 +183,27 @@ def _orders(own: Shape, space: Shape) -> list[tuple[int, ...]]:
     return [plain] if rank < 2 else [plain, (*plain[:-2], rank - 1, rank - 2)]
 
 
+class _Apart(Exception):
+    """No strides go through an array as the loop would have to."""
+
+
 def _reordered(out: Out, own: Shape, space: Shape, order: tuple[int, ...]) -> Out | None:
+    """An out in another space of as many elements, its dimensions turned first."""
     turned = tuple(own[dim] for dim in order)
-
-    def move(strides: Shape) -> Shape | None:
-        return reshaped(turned, tuple(strides[dim] for dim in order), space)
-
-    if _count(turned) != _count(space):
+    if prod(turned) != prod(space):
         return None
-    place = move(out.place.strides)
-    if place is None:
-        return None
-    failed = False
 
-    def leaf(expr: Expr) -> Expr:
-        nonlocal failed
-        strides = getattr(expr, "strides", None)
-        if strides is None and hasattr(expr, "place"):
-            strides = expr.place.strides  # type: ignore[attr-defined]
-        if strides is None:
-            return expr
-        new = move(strides)
+    def move(offset: int, strides: Shape) -> tuple[int, Shape]:
+        new = reshaped(turned, tuple(strides[dim] for dim in order), space)
         if new is None:
-            failed = True
-            return expr
-        if hasattr(expr, "place"):
-            return replace(expr, place=replace(expr.place, strides=new))  # type: ignore[attr-defined]
-        return replace(expr, strides=new)  # type: ignore[call-arg]
+            raise _Apart
+        return offset, new
 
-    value = rebuilt(out.value, leaf)
-    return None if failed else Out(replace(out.place, strides=place), value)
-
-
-def _count(shape: Shape) -> int:
-    made = 1
-    for size in shape:
-        made *= size
-    return made
+    try:
+        _, strides = move(0, out.place.strides)
+        return Out(replace(out.place, strides=strides), moved(out.value, move))
+    except _Apart:
+        return None
 
 
 def _inlined(before: Map, out: Out, after: Map, loads: Sequence[Load]) -> Map | None:
@@ -210,61 +211,35 @@ def _inlined(before: Map, out: Out, after: Map, loads: Sequence[Load]) -> Map | 
     if any(
         load.place.offset != 0 or not _same(after.space, load.place.strides, contiguous(after.space))
         for load in loads
-    ) or _count(after.space) != _count(before.space):
+    ) or prod(after.space) != prod(before.space):
         return None
-    moved_out = _reordered(out, before.space, after.space, tuple(range(len(before.space))))
-    if moved_out is None:
+    new = _reordered(out, before.space, after.space, tuple(range(len(before.space))))
+    if new is None:
         return None
-
-    def leaf(expr: Expr) -> Expr:
-        return moved_out.value if isinstance(expr, Load) and expr.place.array == out.place.array else expr
-
-    memo: dict[int, Expr] = {}
+    leaf, memo = _in_place_of(out.place.array, new.value), dict[int, Expr]()
     return Map(after.space, tuple(Out(one.place, rebuilt(one.value, leaf, memo)) for one in after.outs))
 
 
 def _into_reduce(before: Map, out: Out, after: Reduce) -> Reduce | None:
     """A map computed in the reduction that reads it."""
-    loads = [
-        expr for expr in nodes(after.value) if isinstance(expr, Load) and expr.place.array == out.place.array
-    ]
-    if out.place.array in arrays_in(*(one.value for one in after.outs)) or not loads:
+    loads = _loads_of(out.place.array, after.value)
+    if loads is None or out.place.array in arrays_in(*(one.value for one in after.outs)):
         return None
-    strides = {load.place.strides for load in loads}
-    if (
-        len(strides) != 1
-        or any(load.place.offset for load in loads)
-        or _count(after.space) != _count(before.space)
-    ):
+    strides = loads[0].place.strides
+    if any(load.place.offset or load.place.strides != strides for load in loads):
         return None
-    order = sorted(
-        range(len(after.space)), key=lambda dim: -next(iter(strides))[dim] if after.space[dim] > 1 else 0
-    )
+    if prod(after.space) != prod(before.space) or not _is_whole(out.place, before.space):
+        return None
+    order = sorted(range(len(after.space)), key=lambda dim: -strides[dim] if after.space[dim] > 1 else 0)
     turned = tuple(after.space[dim] for dim in order)
-    if not _same(turned, tuple(next(iter(strides))[dim] for dim in order), contiguous(turned)):
-        return None
-    if not _is_whole(out.place, before.space):
+    if not _same(turned, tuple(strides[dim] for dim in order), contiguous(turned)):
         return None
     flat = _reordered(out, before.space, turned, tuple(range(len(before.space))))
     if flat is None:
         return None
     back = [order.index(dim) for dim in range(len(order))]
-
-    def unturned(expr: Expr) -> Expr:
-        if hasattr(expr, "place"):
-            own = expr.place.strides  # type: ignore[attr-defined]
-            return replace(expr, place=replace(expr.place, strides=tuple(own[dim] for dim in back)))  # type: ignore[attr-defined]
-        if hasattr(expr, "strides"):
-            own = expr.strides  # type: ignore[attr-defined]
-            return replace(expr, strides=tuple(own[dim] for dim in back))  # type: ignore[call-arg]
-        return expr
-
-    value = rebuilt(flat.value, unturned)
-
-    def leaf(expr: Expr) -> Expr:
-        return value if isinstance(expr, Load) and expr.place.array == out.place.array else expr
-
-    return replace(after, value=rebuilt(after.value, leaf))
+    value = moved(flat.value, lambda offset, own: (offset, tuple(own[dim] for dim in back)))
+    return replace(after, value=rebuilt(after.value, _in_place_of(out.place.array, value)))
 
 
 # Products
@@ -289,29 +264,13 @@ def _awkward(product: Product) -> tuple[int, float]:
 def _exchanged(product: Product) -> Product:
     """The product of the transposed operands: rows are columns."""
 
-    def swap(strides: Shape) -> Shape:
-        return (*strides[:-2], strides[-1], strides[-2])
+    def swap(offset: int, strides: Shape) -> tuple[int, Shape]:
+        return offset, (*strides[:-2], strides[-1], strides[-2])
 
-    def leaf(expr: Expr) -> Expr:
-        if hasattr(expr, "place"):
-            return replace(expr, place=replace(expr.place, strides=swap(expr.place.strides)))  # type: ignore[attr-defined]
-        return replace(expr, strides=swap(expr.strides)) if hasattr(expr, "strides") else expr  # type: ignore[attr-defined, call-arg]
+    def turned(place: Place) -> Place:
+        return replace(place, strides=swap(0, place.strides)[1])
 
     memo: dict[int, Expr] = {}
-    outs = tuple(
-        Out(replace(out.place, strides=swap(out.place.strides)), rebuilt(out.value, leaf, memo))
-        for out in product.outs
-    )
-    left = replace(product.right, strides=swap(product.right.strides))
-    right = replace(product.left, strides=swap(product.left.strides))
+    outs = tuple(Out(turned(out.place), moved(out.value, swap, memo)) for out in product.outs)
+    left, right = turned(product.right), turned(product.left)
     return replace(product, rows=product.columns, columns=product.rows, left=left, right=right, outs=outs)
-
-
-def turned_copy(product: Product, array: Array) -> tuple[Map, Product]:
-    """The right operand laid side by side first."""
-    space = (*product.batch, product.depth, product.columns)
-    copy = Map(space, (Out(whole(array), Load(array.type, product.right)),))
-    return copy, replace(product, right=whole(array))
-
-
-__all__ = ["Acc", "merged", "oriented", "turned_copy"]

@@ -108,7 +108,7 @@ def program(step: Step) -> tuple[str, list[str], int]:
     arrays = _arrays(step)
     places, size = memory(arrays)
     printer = Printer(step.real)
-    lines = [prelude(step.real), _TENSORS]
+    lines = [_TENSORS]
     lines += [f"#define P_{a.name} (({a.type} *)(A + {places[a.name]}))" for a in arrays]
     lines.append("enum { " + ", ".join(f"T_{_plain(name)}" for name in names) + " };")
     calls: dict[str, list[str]] = {}
@@ -120,7 +120,8 @@ def program(step: Step) -> tuple[str, list[str], int]:
             calls[kind].append(f"{name}(A, &bad);")
     lines.append(_member(step, calls))
     lines.append(_LAUNCH)
-    return "\n".join(lines), names, size
+    text = "\n".join(lines)
+    return prelude(step.real, text) + text, names, size
 
 
 def _plain(name: str) -> str:
