@@ -43,6 +43,7 @@ _SHARED = ("order", "data:", "shared:", "held:")
 _PAGE = 4096
 _TIMED_STEPS = 16
 _GUESS_S = 0.1
+_PATIENCE_S, _PATIENCE = 5.0, 10.0  # a busy machine is several times as slow as a quiet one
 _CHARACTER_S = 3e-6  # two layers of a small network: 80,000 characters in 0.3 s
 
 
@@ -158,6 +159,14 @@ def machine_guess_s(code: Code) -> float:
     return _GUESS_S + len(code.source) * _CHARACTER_S
 
 
+def _made(code: Code) -> machine.Made:
+    """The machine code, unless its compiler takes much longer than it should: nobody waits for one that hangs."""
+    try:
+        return machine.begin(code.source).result(_PATIENCE_S + _PATIENCE * machine_guess_s(code))
+    except TimeoutError:
+        raise machine.NoMachineCode("its compiler takes too long") from None
+
+
 class OutOfBounds(IndexError):
     """Rows that looked something up where there is nothing; `steps` says how many each took before."""
 
@@ -171,7 +180,7 @@ class Resident:
 
     def __init__(self, code: Code, panels: Sequence[Tensors], threads: Callable[[], int]) -> None:
         """Raises Refused and machine.NoMachineCode."""
-        made = machine.made(code.source)
+        made = _made(code)
         self.code, self.library, self.seconds, self.threads = code, made.library, made.seconds, threads
         self._bounds = [Bound(code, made.library, tensors) for tensors in panels]
         self.step_s = 0.0

@@ -134,10 +134,12 @@ class Program:
         return "compiled" if self.compiled else "traced"
 
     def made_resident(self, code: Code, threads: Callable[[], int]) -> Resident:
-        """Its steps as machine code. Raises what making it raises."""
+        """Its steps as machine code, timed. Raises what making it raises."""
         started = time.perf_counter()
         try:
-            return Resident(code, self._panels, threads)
+            made = Resident(code, self._panels, threads)
+            made.launch_s()
+            return made
         finally:
             self.prepare_s += time.perf_counter() - started
 

@@ -123,7 +123,6 @@ class Programs:
         """A step beside others that are machine code is that too: so an epoch is one launch."""
         try:
             program.resident = program.made_resident(code, self._threads)
-            program.resident.launch_s()
         except (Refused, NoMachineCode) as error:
             _tell(error)
             return False
@@ -146,7 +145,6 @@ class Programs:
             raise _no_code(f"steps on {self._device}")
         try:
             program.resident = program.made_resident(code, self._threads)
-            program.resident.launch_s()
         except (Refused, NoMachineCode) as error:
             raise _no_code(str(error)) from error
 
