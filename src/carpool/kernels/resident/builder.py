@@ -86,7 +86,7 @@ class Builder:
     def __init__(self) -> None:
         self.statements: list[Statement] = []
         self.held: dict[str, tuple[Array, Any]] = {}
-        """Arrays that the step brings along, by name, each with what it is read from. Nothing changes them."""
+        """Arrays that the step brings along, by name, each with what it is read from."""
         self._count = 0
 
     # Arrays

@@ -51,7 +51,8 @@ class Printer:
                 kind = "int" if once.type == "u1" else once.type
                 text.add(f"const {kind} {once.name} = {scope.value(bare)};")
         print_ = {
-            Map: self._map, Reduce: self._reduce, Product: self._product, Scatter: self._scatter, Scan: self._scan, Draw: self._draw,
+            Map: self._map, Reduce: self._reduce, Product: self._product,
+            Scatter: self._scatter, Scan: self._scan, Draw: self._draw,
         }[type(statement)]  # fmt: skip
         print_(text, statement)
         body = "\n".join(text.lines)
@@ -264,9 +265,8 @@ class Printer:
         assert isinstance(statement, Draw)
         scope = Scope(text, [], Lanes(0, self.lanes))
         seed, step = scope.value(statement.seed), scope.value(statement.step)
-        text.add(
-            f"draw(P_{statement.array.name}, {statement.count}, (uint64_t){seed}, (uint64_t){step}, {statement.call});"
-        )
+        text.add(f"const uint64_t seed = {seed}, step = {step};")
+        text.add(f"draw(P_{statement.array.name}, {statement.count}, seed, step, {statement.call});")
 
 
 def _identity(kind: str, type: Type) -> str:
@@ -277,7 +277,7 @@ def _identity(kind: str, type: Type) -> str:
 
 
 def memory(arrays: Sequence[Array]) -> tuple[Mapping[str, int], int]:
-    """Where each array begins, in bytes, and how many all of them take: behind each there is room for a vector."""
+    """Where each array begins, in bytes, and what all take: behind each there is room for a vector."""
     places: dict[str, int] = {}
     end = 0
     for array in arrays:

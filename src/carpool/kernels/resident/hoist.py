@@ -22,7 +22,7 @@ class _Hoist:
         return tuple(Out(out.place, self.taken(out.value, memo, inverts)) for out in outs)
 
     def taken(self, expr: Expr, memo: dict[int, Expr], inverts: bool = True) -> Expr:
-        """The expression without what is fixed in it. A division by that is a product with its inverse, if so wished."""
+        """The expression without what is fixed in it. A division by that is a product, if so wished."""
         if id(expr) not in memo:
             memo[id(expr)] = self._taken(expr, memo, inverts)
         return memo[id(expr)]

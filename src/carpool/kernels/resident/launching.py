@@ -1,4 +1,4 @@
-"""The C around a step's statements: many steps of a member, one after another, and many members, spread over threads."""
+"""The C around a step's statements: many steps of a member, and many members, spread over threads."""
 
 from __future__ import annotations
 
@@ -84,9 +84,8 @@ def member(step: Step, calls: dict[str, list[str]]) -> str:
     for batch in step.batches:
         say(f"        for (i8 b = 0; b < {step.size}; ++b)")
         say(f"            memcpy((char *)P_{batch.array.name} + b * {batch.bytes},")
-        say(
-            f"                   R->tensors[T_{plain(batch.tensor)}].base + order[b] * (i8){batch.bytes}, {batch.bytes});"
-        )
+        say(f"                   R->tensors[T_{plain(batch.tensor)}].base + order[b] * (i8){batch.bytes},")
+        say(f"                   {batch.bytes});")
     for number in step.numbers:
         at = f"{number.offset} + k * {number.per_step}"
         say(f"        memcpy(P_{number.array.name}, ROW({number.array.type}, {plain(number.tensor)}) + {at},")
@@ -137,7 +136,8 @@ def _copied(home: Home, is_in: bool) -> str:
         rows, columns = prod(array.shape[:-1]), array.shape[-1]
         away, back = f"({there})[c * {rows} + r]", f"{here}[r * {columns} + c]"
         to, source = (back, away) if is_in else (away, back)
-        return f"for (i8 c = 0; c < {columns}; ++c) for (i8 r = 0; r < {rows}; ++r) {to} = {source};"
+        loops = f"for (i8 c = 0; c < {columns}; ++c) for (i8 r = 0; r < {rows}; ++r)"
+        return f"{loops}\n        {to} = {source};"
     to, source = (here, there) if is_in else (there, here)
     return f"memcpy({to}, {source}, {array.size * SIZES[type]});"
 

@@ -9,7 +9,7 @@ from carpool.kernels.resident.loops import Array, Statement, Type
 
 @dataclass(frozen=True)
 class Home:
-    """Where a kept array comes from at a launch's beginning, and where it goes at its end: a row of a tensor."""
+    """Where a kept array comes from when a launch begins, and goes to at its end: a row of a tensor."""
 
     array: Array
     tensor: str
@@ -32,7 +32,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Number:
-    """A number of the step, read from a tensor before it: [rows, steps, ...] at (row, step), or [rows] where `per_step` is 0."""
+    """A number of the step, read from [rows, steps, ...] at (row, step), or from [rows] if `per_step` is 0."""
 
     array: Array
     tensor: str
@@ -43,7 +43,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Counter:
-    """A whole number of the step: a member's own, plus the steps that it took in this launch, or that the launch took."""
+    """A whole number of the step: a member's own, plus the steps that it or the launch took."""
 
     array: Array
     tensor: str
@@ -52,7 +52,7 @@ class Counter:
 
 @dataclass
 class Step:
-    """What one member's step does. `commit` changes what is kept; it runs where the loss is finite, and `due` says so."""
+    """What one member's step does. `commit` changes what is kept; it runs where the loss is finite."""
 
     real: Type
     size: int

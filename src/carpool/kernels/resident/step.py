@@ -1,4 +1,4 @@
-"""The program of a step: loops put together, turned as products want them, printed, and surrounded by what runs them."""
+"""The program of a step: loops put together, turned as products want them, and printed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def program(step: Step) -> tuple[str, list[str], int]:
     printer = Printer(step.real)
     lines = [TENSORS]
     lines += [f"#define P_{a.name} (({a.type} *)(A + {places[a.name]}))" for a in arrays]
-    lines.append("enum { " + ", ".join(f"T_{plain(name)}" for name in names) + " };")
+    lines.append("enum {\n" + "".join(f"    T_{plain(name)},\n" for name in names) + "};")
     calls: dict[str, list[str]] = {}
     for kind, statements in parts.items():
         calls[kind] = []

@@ -1,4 +1,4 @@
-"""Matrices that products read the other way round: they lie so from the start, or have a twin, or are copied."""
+"""Matrices that products read the other way round: they lie so, or have a twin, or are copied."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from carpool.kernels.resident.parts import PARTS, Home, Step
 
 
 def turn(step: Step) -> None:
-    """Every product finds its right operand side by side: in a twin of a kept matrix, or in a copy made for it."""
+    """Every product finds its right operand side by side: in a twin, or in a copy made for it."""
     builder = Builder()
     twins: dict[Array, Array] = {}
     count = 0
@@ -74,7 +74,7 @@ def _final(statement: Statement, twins: Mapping[Array, Array]) -> Statement:
 
 
 def _has_twin(home: Home, shape: Shape, twins: Mapping[Array, Array]) -> bool:
-    """Whether there is a transposed matrix of this shape, or can be: of one that is turned already, the original."""
+    """Whether there is a transposed matrix of this shape, or can be."""
     if home.array in twins:
         return twins[home.array].shape == shape
     return not home.is_turned or shape[0] == home.array.shape[-1]
