@@ -124,6 +124,17 @@ def test_what_a_mean_is_of_is_divided_by_their_number():
     assert beside.made["sums"][0, 1].item() == 82
 
 
+def test_long_sums_are_as_near_as_torchs():
+    """A filter's gradient is a sum over all places of all images: here of 43,264 products."""
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, OUTPUTS))
+
+    made = torch.Generator().manual_seed(0)
+    x, y = torch.randn(64, 1, 28, 28, generator=made) + 0.5, torch.randint(0, OUTPUTS, (64,), generator=made)
+    check([replace(job, model=net, data=(x, y), batch_size=64) for job in jobs("glu")])
+
+
 # The zoo of the conformance suite
 
 sys.path.append(str(Path(__file__).parents[1] / "adapters" / "torch"))

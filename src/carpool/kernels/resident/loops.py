@@ -126,7 +126,7 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Product:
-    """[batch..., rows, depth] times [batch..., depth, columns]. The outs are over [batch..., rows, columns]."""
+    """[batch..., rows, depth] by [batch..., depth, columns]; the outs are over [batch..., rows, columns]."""
 
     batch: Shape
     rows: int

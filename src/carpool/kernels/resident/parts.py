@@ -32,7 +32,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Number:
-    """A number of the step, read from [rows, steps, ...] at (row, step), or from [rows] if `per_step` is 0."""
+    """A number of the step, read from [rows, steps, ...] at (row, step), or of [rows] if `per_step` is 0."""
 
     array: Array
     tensor: str

@@ -58,7 +58,8 @@ def _filters(builder: Builder, weight: Value, groups: int) -> Value:
 @lowers("aten.convolution.default")
 def convolution(
     call: Call, image: Value, weight: Value, bias: Value | None, stride: Sequence[int],
-    padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+    padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int],
+    groups: int,
 ) -> Value:  # fmt: skip
     """Transposed, it is the gradient of a convolution for its image."""
     builder, dims = call.builder, len(image.shape) - 2
