@@ -50,8 +50,7 @@ def main(numbers: Sequence[int]) -> None:
         beside = Beside(drawn.jobs)
         codes: dict[int, resident.Code] = {}
         for chunk in beside.chunks():
-            beside.take(beside.traced, chunk)
-            beside.take(beside.exact, chunk)
+            beside.take_traced(chunk)
             if chunk.size not in codes:
                 codes[chunk.size] = with_fences(beside.code(chunk.size))
             assert launch.bound(codes[chunk.size], beside.made).run(chunk.steps, threads=2) == {}

@@ -59,8 +59,7 @@ def test_nets_train_on_another_processor(number: int, tmp_path: Path):
     drawn = net(number)
     beside = Beside(drawn.jobs)
     for chunk in beside.chunks():
-        beside.take(beside.traced, chunk)
-        beside.take(beside.exact, chunk)
+        beside.take_traced(chunk)
         run_elsewhere(beside.code(chunk.size), beside.made, chunk.steps, tmp_path)
         beside.made["k"].add_(chunk.steps)
     assert faults_of(beside, drawn.double) == [], str(drawn)

@@ -37,8 +37,7 @@ def check(number: int) -> None:
     beside = Beside(drawn.jobs)
     try:
         for chunk in beside.chunks():
-            beside.take(beside.traced, chunk)
-            beside.take(beside.exact, chunk)
+            beside.take_traced(chunk)
             if number in REFUSED:
                 with pytest.raises(Refused, match=REFUSED[number]):
                     beside.bound(chunk.size)

@@ -82,8 +82,7 @@ def check(given: Sequence[Job]) -> None:
     beside, size = Beside(given), 0
     for chunk in beside.chunks():
         size = chunk.size
-        beside.take(beside.traced, chunk)
-        beside.take(beside.exact, chunk)
+        beside.take_traced(chunk)
         assert beside.bound(chunk.size).run(chunk.steps, threads=1) == {}
         assert faults_of(beside, double=False) == []
     evaluate(beside, size)
@@ -94,11 +93,11 @@ def check(given: Sequence[Job]) -> None:
 def evaluate(beside: Beside, size: int) -> None:
     """A batch as validation would run it, with each one's own weights."""
     code = resident.evaluating_code(beside.recipe, size, beside.made)
-    for tensors in (beside.traced, beside.exact, beside.made):
+    for tensors in (beside.traced, beside.exact, beside.nudged, beside.made):
         for name in ("k", "taken"):
             tensors[name].zero_()
         tensors["sums"] = torch.zeros(len(tensors["sums"]), len(beside.recipe.evaluated), dtype=torch.float64)
-    for tensors in (beside.traced, beside.exact):
+    for tensors in (beside.traced, beside.exact, beside.nudged):
         evaluate_step(beside.recipe, size, shared=False)(tensors)
     assert launch.bound(code, beside.made).run(1, threads=1) == {}
 
