@@ -25,7 +25,7 @@ from carpool.kernels.resident.loops import (
     whole,
     writes,
 )
-from carpool.kernels.resident.merge import merged, oriented
+from carpool.kernels.resident.merge import exchanged, merged, oriented
 from carpool.kernels.resident.prelude import prelude
 
 
@@ -194,6 +194,9 @@ def _turn(step: Step) -> None:
                     strides = (*[0] * len(statement.batch), statement.columns, 1)
                     statement = replace(statement, right=Place(twins[array], 0, strides))
                 else:
+                    if statement.rows < statement.columns:
+                        statement = exchanged(statement)  # the smaller operand is the one to be copied
+                        array = statement.right.array
                     count += 1
                     space = (*statement.batch, statement.depth, statement.columns)
                     copy = builder.array(array.type, space, f"turned{count}")
