@@ -3,11 +3,14 @@
 Nothing is timed to choose a strategy, but where a test asks for it (`trials`): on a busy machine that would choose at random.
 """
 
+import atexit
 import gc
 import itertools
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -23,6 +26,14 @@ os.environ.setdefault(
     "KERAS_BACKEND", "jax"
 )  # a process has one; tests/test_keras_backends.py runs the others
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# JAX reads these when it is imported, by whichever test comes first. Most of the time of its tests is compiling: quickly rather
+# than well, and models of one kind once for all tests of a process (two that write one cache would read halves of files).
+os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="carpool-jax-")
+atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so begins what a shell runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -458,3 +458,21 @@ def test_two_readers_of_a_drawing_source_beside_drawing_jobs_read_the_same_every
     drawn_after(7, 0)
     assert read() == in_threads(read)[0]
     assert [draw()] == drawn_after(7)
+
+
+def test_two_sources_that_wait_for_each_other_lose_patience(impatient: None) -> None:
+    """One is in the middle of a batch, and goes on only when the other has begun one."""
+    slow, met = Slow(draws=False), threading.Event()
+
+    def other() -> None:
+        with Reading().batch(begins=True):
+            met.set()
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(slow.read)
+        assert slow.begun.wait(PATIENCE_S)
+        second = threads.submit(other)
+        assert met.wait(PATIENCE_S)
+        slow.go_on.set()
+        first.result(PATIENCE_S)
+        second.result(PATIENCE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from carpool import Results, load, recall, saving
+from carpool import Results, load, machine, recall, saving
 from carpool.cli import app
 from carpool.planning.trials import Trial
+from patience import PATIENCE_S
 
 SWEEP = """
 import torch
@@ -57,6 +59,28 @@ def job(loss, name):
 
 
 jobs = [job(torch.nn.functional.mse_loss, "sound"), job(broken, "broken")]
+"""
+STREAMED = SWEEP.replace(
+    "data=(x, y)", "data=torch.utils.data.DataLoader([*zip(x, y)], batch_size=8)"
+).replace("batch_size=8,\n", "\n")
+JAX = """
+import jax.numpy as jnp
+import numpy as np
+import optax
+import carpool
+from carpool.jax import Model
+
+x = np.ones((8, 2), np.float32)
+
+
+def job(seed):
+    return carpool.Job(
+        Model({"w": jnp.ones(2)}, lambda p, x: x @ p["w"]), (x, x[:, 0]), batch_size=4, seed=seed,
+        loss=lambda p, t: ((p - t) ** 2).mean(), optimizer=optax.sgd(0.1),
+    )
+
+
+jobs = carpool.grid(job, seed=[0, 1])
 """
 
 
@@ -121,6 +145,60 @@ def test_plan_says_what_would_run_together(write: Callable[[str], str]) -> None:
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("2 jobs in 1 group on cpu")
     assert "because 2 jobs of one structure" in result.stdout
+
+
+SORTING = """
+import torch
+import carpool
+
+x = torch.ones(8, 2)
+
+
+def sorting(prediction, target):
+    return prediction.sort(-1).values[:, 0].mean()
+
+
+def job(loss, size, name):
+    return carpool.Job(
+        torch.nn.Linear(2, size), (x, x), name=name, loss=loss, optimizer=torch.optim.SGD, batch_size=4
+    )
+
+
+mse = torch.nn.functional.mse_loss
+jobs = [job(mse, 2, "a"), job(mse, 2, "b"), job(sorting, 3, "c"), job(sorting, 3, "d"), job(mse, 1, "alone")]
+"""
+
+
+def test_plan_shows_the_code_of_each_fused_group_or_why_there_is_none(write: Callable[[str], str]) -> None:
+    file = write(SORTING)
+    plain, shown = (carpool("plan", file, "--device", "cpu", *options) for options in ([], ["--show-code"]))
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.splitlines()[1:8] == plain.stdout.splitlines()[1:8]  # the first has what is free now
+    _, first, second = re.split(r"^group \d$", shown.stdout, flags=re.MULTILINE)
+    assert first.startswith("\n/* one member's training step, on a batch of 4 */\n#include <math.h>")
+    assert "void member(Run *R, i8 row, char *A) {" in first
+    assert second.strip() == "/* none: aten.sort.default has no loops */"
+
+
+def test_code_is_shown_where_nothing_could_compile_it(
+    write: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "unavailable", lambda: "there is no C compiler")
+    assert "void launch(Launch *L)" in carpool("plan", write(SWEEP), "--device", "cpu", "--show-code").stdout
+
+
+def test_a_file_without_fused_groups_has_no_code_to_show(write: Callable[[str], str]) -> None:
+    options = ("--device", "cpu", "--strategy", "interleaved", "--show-code")
+    result = carpool("plan", write(SWEEP), *options)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.endswith("no group is fused: there is no machine code to show\n")
+
+
+def test_a_stream_and_another_framework_say_why_there_is_no_code(write: Callable[[str], str]) -> None:
+    streamed = carpool("plan", write(STREAMED), "--device", "cpu", "--show-code")
+    assert "/* none: batches of a stream do not lie" in streamed.stdout, streamed.output
+    jax = carpool("plan", write(JAX), "--device", "cpu", "--strategy", "fused", "--show-code")
+    assert jax.stdout.endswith("group 0\n/* none: jax makes its own programs */\n"), jax.output
 
 
 @pytest.mark.usefixtures("trials")
@@ -248,7 +326,7 @@ def test_a_reader_that_goes_away_costs_no_save(write: Callable[[str], str], tmp_
         "--save",
         str(tmp_path / "out"),
     ]
-    subprocess.run(command, stdout=written, stderr=written, timeout=300)
+    subprocess.run(command, stdout=written, stderr=written, timeout=PATIENCE_S)
     os.close(written)
     assert [result.outcome.word for result in load(tmp_path / "out")] == ["completed", "completed"]
 

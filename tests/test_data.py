@@ -9,6 +9,7 @@ import pytest
 
 from carpool.data import Queue, Reader
 from carpool.errors import DataError
+from patience import PATIENCE_S
 
 
 def readers() -> list[threading.Thread]:
@@ -52,7 +53,7 @@ def test_no_more_is_read_than_fits_and_one_held_back():
 
     reader = Reader(batches, capacity=2)
     tap = reader.tap(1)
-    assert full.wait(10)
+    assert full.wait(PATIENCE_S)
     assert [item.batch for item in tap.ready()] == [0, 1]
     assert len(read) == 4
     reader.stop()
@@ -161,7 +162,7 @@ def test_batches_come_from_the_workers_in_turn_however_long_each_takes():
 
     def batches(worker: int) -> Iterator[str]:
         for number in range(3 - worker):
-            gates[worker].wait(10)
+            gates[worker].wait(0.05)  # a slow one, which does not wait for the other for ever
             gates[1 - worker].set()
             yield f"{worker}.{number}"
 

@@ -109,6 +109,20 @@ def test_no_compiler_is_a_problem_on_the_cpu_only() -> None:
     assert state(replace(WITH_GPU, compiler=None), "C++ compiler") == NOTE
 
 
+def test_what_makes_machine_code_is_told_in_one_line() -> None:
+    here = replace(CPU_ONLY, machine_code="cc (Debian 12.2.0) 12.2.0", programs=37)
+    assert found(here, "machine code") == Finding(
+        "machine code", OK, "cc (Debian 12.2.0) 12.2.0, 37 programs kept"
+    )
+    one = found(replace(here, programs=1), "machine code")
+    assert one is not None
+    assert one.text.endswith("1 program kept")
+    without = replace(CPU_ONLY, no_machine_code="there is no C compiler (cc): install gcc")
+    assert found(without, "machine code") == Finding(
+        "machine code", NOTE, "none: there is no C compiler (cc): install gcc"
+    )
+
+
 def test_mps_is_told_where_there_is_a_gpu() -> None:
     assert found(CPU_ONLY, "CUDA MPS") is None
     assert state(WITH_GPU, "CUDA MPS") == NOTE

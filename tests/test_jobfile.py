@@ -65,7 +65,7 @@ def test_a_file_named_like_a_module_does_not_replace_it(write: Write) -> None:
         ("jobs = [", "SyntaxError: '[' was never closed (sweep.py, line 2)"),
         ("x = 1\n1 / 0", "ZeroDivisionError: division by zero (line 3)"),
         ("import no_such_module_here", "ModuleNotFoundError: No module named 'no_such_module_here' (line 2)"),
-        ("raise SystemExit(3)", "SystemExit: 3 (line 2)"),
+        ("raise SystemExit(3)", "SystemExit: exit code 3 (line 2)"),
         ("def jobs():\n    return [1 / 0]", "ZeroDivisionError: division by zero (line 3)"),
         ("job = 1", "to name its jobs `jobs`. Received: only carpool, job. Remedy: write `jobs"),
         ("jobs = 3", "to be a sequence of carpool.Job. Received: a value of type int"),

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import carpool
+from patience import PATIENCE_S
 
 LATER = ["doctor", "jax", "kernels", "tensorflow", "testing"]
 ASKED = """
@@ -28,7 +29,7 @@ assert isinstance(eval(sys.argv[1]), (types.ModuleType, types.FunctionType)), sy
 )
 def test_modules_are_there_when_they_are_asked_for(asked: str):
     ran = subprocess.run(
-        [sys.executable, "-c", ASKED, asked, *LATER], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", ASKED, asked, *LATER], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert (ran.returncode, ran.stderr) == (0, "")
 

@@ -172,7 +172,7 @@ def test_results_of_loops_are_saved_with_the_weights_of_what_is_a_model(tmp_path
 
     results = train(Loop(fit, 0.1, 2, name="model"), Loop(words, name="words"))
     results.save(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000.safetensors", "results.json"]
+    assert [path.name for path in (tmp_path / "save-1" / "weights").iterdir()] == ["model.safetensors"]
 
 
 def test_values_are_read_when_they_are_yielded():

@@ -194,6 +194,22 @@ def test_an_unknown_metric_is_told_the_known_ones():
         three().best()
 
 
+@pytest.mark.parametrize(
+    ("known", "remedy"),
+    [
+        (["loss", "val_loss", "val_accuracy"], "did you mean 'val_accuracy'?"),
+        (["loss", "accuracy"], "pass validation_data=, or did you mean 'accuracy'?"),
+        (["loss"], "pass validation_data=, or name one of these."),
+        (["val_loss"], "name one of these, or add it to metrics=."),
+    ],
+)
+def test_a_metric_that_is_nearly_known_is_told_which(known: list[str], remedy: str):
+    results = Results([Result("a", Outcome.COMPLETED, history={name: [0.5] for name in known})])
+    with pytest.raises(OptionError) as caught:
+        results.best("val_acc")
+    assert str(caught.value).endswith(f"Received: 'val_acc'. Remedy: {remedy}")
+
+
 def test_without_a_sound_job_there_is_no_best():
     with pytest.raises(OptionError, match=r"a job with a finite loss\. Received: none"):
         Results([result("a", math.nan), result("b", 0.1, Outcome.FAILED)]).best("loss")

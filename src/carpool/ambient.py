@@ -141,8 +141,9 @@ class _Turns:
             self._asked.append(turn)
             try:
                 while not self._is_next(turn):
-                    impatient = self._asked[0] is turn and not turn.reads()
-                    slow = self._owner if impatient and self._owner and self._owner.reads() else None
+                    is_first, owner = self._asked[0] is turn, self._owner
+                    # a source too: two of them may wait for each other
+                    slow = owner if is_first and owner is not None and owner.reads() else None
                     looks, seen = (looks if slow is seen else 0), slow
                     if self._changed.wait(_PATIENCE_S / _LOOKS if slow else None) or self._owner is not slow:
                         continue

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from carpool.errors import CarpoolError, OptionError, meant, sentence, shown
@@ -54,12 +56,21 @@ class Arguments:
         raise self.wrong(expected, shown(value), remedy)
 
     def number(
-        self, name: str, value: Any, remedy: str, above: float | None = None, least: float | None = None
+        self,
+        name: str,
+        value: Any,
+        remedy: str,
+        above: float | None = None,
+        least: float | None = None,
+        is_finite: bool = False,
     ) -> float:
         """A number that is not NaN, as a plain one."""
         found = _plain(value)
         is_number = _is_a(found, Real) and not math.isnan(found)
-        if is_number and (above is None or found > above) and (least is None or found >= least):
+        is_within = is_number and (above is None or found > above) and (least is None or found >= least)
+        if is_within and is_finite and math.isinf(found):
+            raise self.wrong(f"{name} that is finite", shown(value), remedy)
+        if is_within:
             return found if isinstance(found, int | float) else float(found)
         expected = f"{name} above {above:g}" if above is not None else f"{name} of at least {least or 0:g}"
         raise self.wrong(expected, shown(value), remedy)
@@ -109,6 +120,12 @@ class Arguments:
         if not callable(value):
             raise self.wrong(f"{name} to be a function", shown(value), remedy)
         return value
+
+    def path(self, name: str, value: Any, remedy: str) -> Path:
+        """Where a file or a folder is."""
+        if isinstance(value, PathLike) or (isinstance(value, str) and value.strip()):
+            return Path(value)
+        raise self.wrong(f"{name} as a path", shown(value), remedy)
 
     def mapping(self, name: str, value: Any, remedy: str) -> Mapping[str, Any]:
         """Values by their names."""

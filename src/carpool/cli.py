@@ -27,9 +27,11 @@ from carpool.executors.scripts import run as run_scripts
 from carpool.executors.terms import Wanted, found_device, make_terms, with_folder, with_service
 from carpool.job import Job
 from carpool.jobfile import load_jobs
+from carpool.planning.plan import Plan
 from carpool.process import mps as sharing
 from carpool.reporters.prefixed import Prefixed
 from carpool.stopping import declared, direction
+from carpool.train import plan_and_code
 
 app = typer.Typer(
     help="Train many models at once on one GPU, each ending where it would have ended alone.",
@@ -131,11 +133,19 @@ def plan(
     measure: Annotated[
         bool, typer.Option("--measure", help="Time steps where it is not known yet what is faster.")
     ] = False,
+    show_code: Annotated[
+        bool, typer.Option("--show-code", help="Print the C of each fused group's training step, too.")
+    ] = False,
 ) -> None:
     """Show what would run together, and why, without running it."""
     with _one_line_errors():
-        made = carpool.plan(load_jobs(file), device=device, strategy=strategy, measure=measure)
-        typer.echo(made.explain())
+        jobs = load_jobs(file)
+        if show_code:
+            made, codes = plan_and_code(jobs, device=device, strategy=strategy, measure=measure)
+            typer.echo(f"{made.explain()}\n{_code(made, codes)}")
+        else:
+            made = carpool.plan(jobs, device=device, strategy=strategy, measure=measure)
+            typer.echo(made.explain())
 
 
 @app.command()
@@ -307,6 +317,15 @@ def _leaderboard(results: carpool.Results, sort: str | None = None, mode: str = 
         return results.table()
     rest = f"and {len(results) - _SHOWN} more; --save FOLDER keeps them all"
     return f"the best {_SHOWN} by {metric}:\n{results.table(sort=metric, top=_SHOWN)}\n{rest}"
+
+
+def _code(plan: Plan, codes: Sequence[str]) -> str:
+    """What is shown of each fused group, and of a job alone that is machine code."""
+    found: list[str] = []
+    for number, (group, code) in enumerate(zip(plan.groups, codes, strict=True)):
+        if code or group.strategy == "fused":
+            found.append(f"\ngroup {number}\n{code or f'/* none: {group.adapter} makes its own programs */'}")
+    return "\n".join(found) or "no group is fused: there is no machine code to show"
 
 
 @contextmanager

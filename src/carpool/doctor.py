@@ -125,6 +125,14 @@ def _compiler(env: Environment) -> Iterator[Finding]:
         )
 
 
+def _machine_code(env: Environment) -> Iterator[Finding]:
+    if env.machine_code:
+        kept = "1 program" if env.programs == 1 else f"{env.programs} programs"
+        yield Finding("machine code", OK, f"{env.machine_code}, {kept} kept")
+    elif env.no_machine_code:
+        yield Finding("machine code", NOTE, f"none: {env.no_machine_code}")
+
+
 def _mps(env: Environment) -> Iterator[Finding]:
     if not env.gpus:
         return
@@ -248,6 +256,7 @@ CHECKS: tuple[Examine, ...] = (
     _gpu_neighbours,
     _cuda,
     _compiler,
+    _machine_code,
     _mps,
     _visible_devices,
     _threads,

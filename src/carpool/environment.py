@@ -14,8 +14,11 @@ from pathlib import Path
 
 import pynvml
 
+from carpool import machine
+from carpool.machine import kept
 from carpool.memory import device
 from carpool.memory.enforce import Begun, begun
+from carpool.processor import cores
 
 FRAMEWORKS = ("torch", "jax", "keras", "tensorflow")
 _PREFIXES = ("CUDA_", "OMP_", "XLA_", "TF_", "PYTORCH_", "TORCH")
@@ -36,6 +39,12 @@ class Environment:
     tensorflow_cuda: str | None = None
     driver_cuda: str | None = None
     compiler: str | None = None
+    machine_code: str | None = None
+    """The compiler that makes machine code of C, as it calls itself."""
+    no_machine_code: str | None = None
+    """Why there is none, and what to do."""
+    programs: int = 0
+    """How many programs of machine code are kept on disk."""
     mps_control: str | None = None
     mps_running: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -49,6 +58,7 @@ class Environment:
 
 def read() -> Environment:
     """This machine, now."""
+    maker = machine.compiler()
     return Environment(
         python=platform.python_version(),
         carpool=_version("carpool") or "not installed (run from its source)",
@@ -60,6 +70,9 @@ def read() -> Environment:
         tensorflow_cuda=_cuda("tensorflow", "python/platform/build_info.py", tensorflow_cuda_of),
         driver_cuda=_driver_cuda(),
         compiler=_compiler(),
+        machine_code=maker and maker.name,
+        no_machine_code=machine.unavailable(),
+        programs=kept.count(),
         mps_control=shutil.which("nvidia-cuda-mps-control"),
         mps_running=mps_runs(Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")),
         variables={name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)},
@@ -124,15 +137,6 @@ def load() -> float | None:
         return os.getloadavg()[0]
     except (OSError, AttributeError):
         return None
-
-
-def cores() -> int:
-    """How many processors this process may use."""
-    if hasattr(
-        os, "sched_getaffinity"
-    ):  # what this process may use, which is less than the machine in a container
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _compiler() -> str | None:

@@ -28,7 +28,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+Raised = TypeVar("Raised", bound=BaseException)
 
 
 class CarpoolError(Exception):
@@ -133,6 +135,14 @@ def raisable(error: BaseException) -> Exception:
     made = StepError(described(error))
     made.__cause__ = error
     return made
+
+
+def noted(error: Raised, name: str) -> Raised:
+    """The error, with whose it is, where it does not say so: it is shown below the traceback."""
+    note = f"raised by job {name!r}"
+    if not isinstance(error, CarpoolError) and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+    return error
 
 
 def raise_with(error: BaseException, results: Any) -> NoReturn:

@@ -9,7 +9,7 @@ import numpy as np
 
 from carpool.fidelity import Proof
 from carpool.planning.plan import Plan
-from carpool.planning.trials import Trial
+from carpool.planning.trials import Form, Trial
 from carpool.result import Outcome
 
 
@@ -40,13 +40,18 @@ class GroupStarted:
 
 @dataclass(frozen=True)
 class GroupCompiled:
-    """A group's step for one batch size was compiled (or only traced: `compiled` says which)."""
+    """A group's step for one batch size was made ready to run: as it was traced, compiled, or as machine code ("resident")."""
 
     group: int
     batch_size: int
     width: int
-    compiled: bool
+    form: Form
     seconds: float
+
+    @property
+    def compiled(self) -> bool:
+        """Whether it is more than traced."""
+        return self.form != "traced"
 
 
 @dataclass(frozen=True)

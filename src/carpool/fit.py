@@ -46,6 +46,8 @@ def each(*given: Any, **named: Any) -> Each:
     >>> each(a=1, b=2).values["b"], each({"a": 1, "b": 2}).values["b"], each(1, 2).values
     (2, 2, (1, 2))
     """
+    if not given and not named:
+        raise OptionError(sentence("a value for each model", "none", "pass carpool.each(a=..., b=...)"))
     if given and named:
         raise OptionError(
             sentence("values by name, or values in order", "both", "name all of them, or none of them")

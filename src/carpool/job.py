@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Number
 from typing import Any
 
 from carpool.arguments import MOST, Arguments, hinted
@@ -42,10 +43,9 @@ class Schedule:
     monitor: str | None = None
 
     def __post_init__(self) -> None:
-        if self.scheduler is None or isinstance(self.scheduler, str):
-            raise OptimizerError(
-                sentence("a scheduler, or a function that makes one", shown(self.scheduler), _SCHEDULER)
-            )
+        if self.scheduler is None:
+            raise OptimizerError(sentence("a scheduler, or a function that makes one", "None", _SCHEDULER))
+        _refuse_plain("scheduler", self.scheduler, "")
         if self.every not in ("auto", "step", "epoch"):
             raise OptionError(
                 sentence('every="auto", "step" or "epoch"', shown(self.every), "pass one of the three")
@@ -79,8 +79,12 @@ class Phase:
         if self.name is None:
             object.__setattr__(self, "name", getattr(self.step, "__name__", "phase").strip("<>"))
         Arguments(NameTakenError).text("a phase's name", self.name, "name it, or leave name out")
-        _refuse_text("optimizer", self.optimizer, f"Phase {self.name!r}: ")
-        _refuse_text("scheduler", self.scheduler, f"Phase {self.name!r}: ")
+        about = f"Phase {self.name!r}: "
+        if self.optimizer is None:
+            expected = "an optimizer, or a function that makes one"
+            raise OptimizerError(about + sentence(expected, "None", named_function("optimizer", "adam")))
+        _refuse_plain("optimizer", self.optimizer, about)
+        _refuse_plain("scheduler", self.scheduler, about)
         says = Arguments(JobError)
         every = says.whole("a phase's every", self.every, "pass every=1 or more", least=1, most=MOST)
         object.__setattr__(self, "every", every)
@@ -187,12 +191,15 @@ class Job:
     def _check_kinds(self) -> None:
         says = self._arguments
         for field in ("optimizer", "scheduler"):
-            _refuse_text(field, getattr(self, field), says.about)
+            _refuse_plain(field, getattr(self, field), says.about)
         if self.config is not None:
             says.mapping("config", self.config, 'pass config={"lr": 0.1}')
         if self.fit is not None:
             says.mapping("fit", self.fit, 'pass fit={"validation_split": 0.2}')
-        says.listed("callbacks", self.callbacks, "pass callbacks=[callback]")
+        for callback in says.listed("callbacks", self.callbacks, "pass callbacks=[callback]"):
+            if not callable(callback) and not hasattr(callback, "on_epoch_end"):
+                remedy = "pass a function of an epoch's event; beside a Keras model, Keras' own callbacks"
+                raise says.wrong("callbacks that are functions", shown(callback), remedy)
 
     @property
     def _arguments(self) -> Arguments:
@@ -294,10 +301,11 @@ _WHOLE: dict[str, tuple[str, int | None, int | None]] = {
 """Remedy, least and most of each field that is a whole number."""
 
 
-def _refuse_text(word: str, value: Any, about: str) -> None:
-    """Names of optimizers and schedulers say neither which framework's nor with which numbers."""
-    if isinstance(value, str):
-        remedy = _SCHEDULER if word == "scheduler" else named_function(word, value)
+def _refuse_plain(word: str, value: Any, about: str) -> None:
+    """Names of optimizers and schedulers say neither which framework's nor with which numbers; numbers and lists say nothing."""
+    if isinstance(value, str | bytes | Number | list):
+        name = value if isinstance(value, str) else "adam"
+        remedy = _SCHEDULER if word == "scheduler" else named_function(word, name)
         expected = f"{'an' if word == 'optimizer' else 'a'} {word}, or a function that makes one"
         raise OptimizerError(about + sentence(expected, shown(value), remedy))
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from carpool.arguments import MOST, Arguments
-from carpool.native import compiled
+from carpool.machine import made
 from carpool.random import MASK, MULTIPLIERS, ORDER_CALL, WEYL, philox, signed_seed
 
 _BLOCK = 1 << 14  # keys made at a time: what is between them stays in a core's cache
@@ -175,10 +175,10 @@ def _asked() -> Future[ctypes.CDLL | None]:
 def _native() -> ctypes.CDLL | None:
     """None where it cannot be compiled or loaded, or does not give the public order: NumPy is always there."""
     try:
-        made = compiled(_SOURCE)
+        native = made(_SOURCE).library
         seeds, epochs = np.asarray([[3, -5], [1, 1 << 40]])
         public = sorted_places(order_keys(seeds, epochs, 100))
-        return made if np.array_equal(_by_buckets(made, seeds, epochs, 100), public) else None
+        return native if np.array_equal(_by_buckets(native, seeds, epochs, 100), public) else None
     except Exception:
         return None
 

@@ -13,8 +13,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from carpool.errors import OptionError, meant, printable, sentence
-from carpool.stopping import direction
+from carpool.arguments import Arguments
+from carpool.errors import FileError, OptionError, meant, printable, sentence
+from carpool.stopping import check_mode, direction
 
 
 class Outcome(enum.Enum):
@@ -187,7 +188,7 @@ class Results(Sequence[Result]):
                 sentence(
                     f"one of the metrics {_few(self.metrics)}",
                     repr(metric),
-                    meant(metric, self.metrics) or "name one of these, or add it to metrics=",
+                    self._nearest(metric),
                 )
             )
         said = {result.modes[metric] for result in self._results if metric in result.modes}
@@ -196,6 +197,14 @@ class Results(Sequence[Result]):
         sound = [result for result in self._results if result.is_sound and _is_finite(result.metric(metric))]
         return sorted(sound, key=lambda result: sign * result.metric(metric))
 
+    def _nearest(self, metric: Any) -> str:
+        """What to do about a metric that no job has."""
+        bare = metric.removeprefix("val_") if isinstance(metric, str) else metric
+        near = meant(metric, self.metrics) or meant(bare, self.metrics)
+        if bare != metric and not any(name.startswith("val_") for name in self.metrics):
+            return f"pass validation_data=, or {near or 'name one of these'}"
+        return near or "name one of these, or add it to metrics="
+
     def rows(
         self, sort: str | None = None, top: int | None = None, mode: str = "auto"
     ) -> list[dict[str, Any]]:
@@ -203,6 +212,8 @@ class Results(Sequence[Result]):
 
         Sorted by a metric, best first, unsound jobs last; `mode` as for `best`.
         """
+        top = None if top is None else Arguments().whole("top", top, "pass how many rows, or None", 0)
+        check_mode(mode)
         chosen = list(self._results)
         if sort is not None:
             ranked = self._ranked(sort, mode)
@@ -254,7 +265,7 @@ class Results(Sequence[Result]):
         """
         from carpool.saving import save
 
-        return save(self, Path(folder))
+        return save(self, Arguments(FileError).path("a folder", folder, 'pass results.save("results")'))
 
     def __repr__(self) -> str:
         counts: dict[str, int] = {}

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from carpool import adapters, arrays, notation
+from carpool.arguments import Arguments
 from carpool.arrays import Array
 from carpool.errors import FileError, OutOfRoomError, SaveError, StepError, described, printable, sentence
 from carpool.result import Files, Outcome, Result, Results
@@ -56,7 +57,7 @@ def load(folder: str | Path) -> Results:
     Weights and optimizer states are read when they are asked for: `result.weights`, `result.load_into(model)`. Models are not made:
     `result.model` is None. What of a config could not be written as data, such as a function, is the text that shows it; errors are texts.
     """
-    target = Path(folder)
+    target = Arguments(FileError).path("a folder", folder, 'pass carpool.load("results")')
     index = _index(target)
     if index is None:
         found = f"{str(target)!r}, where there is none of carpool's"

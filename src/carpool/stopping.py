@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from carpool.arguments import MOST, Arguments, hinted
-from carpool.errors import OptionError, sentence
+from carpool.errors import OptionError, sentence, shown
 
 _LOWER = frozenset(
     [
@@ -102,8 +102,7 @@ def direction(metric: str, mode: str = "auto") -> str:
     >>> direction("val_loss"), direction("top5_error"), direction("val_dice"), direction("elbo", "max")
     ('min', 'min', 'max', 'max')
     """
-    if mode not in ("auto", "min", "max"):
-        raise OptionError(sentence('mode "auto", "min" or "max"', repr(mode), "pass one of the three"))
+    check_mode(mode)
     found = _known(metric) if mode == "auto" else mode
     if found is None:
         raise OptionError(
@@ -114,6 +113,12 @@ def direction(metric: str, mode: str = "auto") -> str:
             )
         )
     return found
+
+
+def check_mode(mode: Any) -> None:
+    """Whether it is one of the three words."""
+    if mode not in ("auto", "min", "max"):
+        raise OptionError(sentence('mode "auto", "min" or "max"', shown(mode), "pass one of the three"))
 
 
 def is_known(metric: str) -> bool:
@@ -178,7 +183,9 @@ class EarlyStopping:
         direction(self.metric, self.mode)
         made = {
             "patience": says.whole("a patience", self.patience, "pass patience=0 or more epochs", 0, MOST),
-            "min_delta": says.number("a min_delta", self.min_delta, "pass min_delta=0.0 or more", least=0),
+            "min_delta": says.number(
+                "a min_delta", self.min_delta, "pass min_delta=0.0 or more", least=0, is_finite=True
+            ),
             "restore_best": says.flag("restore_best", self.restore_best),
         }
         for field, value in made.items():

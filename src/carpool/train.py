@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from carpool.errors import (
     OptionError,
     described,
     failure,
+    noted,
     raisable,
     raise_with,
     sentence,
@@ -46,7 +48,7 @@ from carpool.memory.estimate import Footprint
 from carpool.memory.size import Limit, Size, limit
 from carpool.planning.choose import check_strategy
 from carpool.planning.holds import Hold
-from carpool.planning.plan import Plan, make_plan
+from carpool.planning.plan import Group, Plan, make_plan
 from carpool.planning.spec import ModelSpec
 from carpool.planning.trials import Trial
 from carpool.process import worker
@@ -73,7 +75,8 @@ def train(
     a value in the results; where all of them failed, or at the first with `on_error="raise"`, its error is raised, and carries
     what there is as `error.results`. `verify=True` goes on comparing a sample of
     every fused group with solo steps. `memory` is what all of them together may take on the device: "16GiB", "90%", or "auto" for
-    what is free; whoever does not fit beside the others waits. `compile` says whether fused steps are compiled: "auto" in the background, when it pays.
+    what is free; whoever does not fit beside the others waits. `compile` says whether fused steps are compiled: "auto" when it
+    pays, on a CPU as machine code where that is faster; "resident" insists on that.
 
     >>> import torch, carpool
     >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
@@ -145,6 +148,23 @@ def plan(
     >>> print(carpool.plan([job], device="cpu").groups[0].reason)
     no other job has its structure
     """
+    with _foreseen(jobs, device, memory, strategy, measure) as prepared:
+        return prepared.plan
+
+
+def plan_and_code(
+    jobs: Job | Iterable[Job], *, device: str = "auto", strategy: str = "auto", measure: bool = False
+) -> tuple[Plan, tuple[str, ...]]:
+    """The plan, and of each group the source of its training step as machine code (`Adapter.code`)."""
+    with _foreseen(jobs, device, "auto", strategy, measure) as prepared:
+        return prepared.plan, tuple(map(prepared.code, prepared.plan.groups))
+
+
+@contextmanager
+def _foreseen(
+    jobs: Job | Iterable[Job], device: str, memory: Size, strategy: str, measure: bool
+) -> Iterator[_Prepared]:
+    """The jobs described and planned, as `train` would by itself."""
     _check_device(device)
     wanted = ("holds", "trials") if Arguments().flag("measure", measure) else ()
     check_strategy(strategy)
@@ -153,7 +173,7 @@ def plan(
         Pause() as pause,
         _prepare(by_name, device, strategy, "auto", limit(memory), wanted, pause) as prepared,
     ):
-        return prepared.plan
+        yield prepared
 
 
 def _results(by_name: Mapping[str, Job], reached: Mapping[str, Result], seconds: float) -> Results:
@@ -173,6 +193,10 @@ class _Prepared:
     adapters: dict[str, Adapter]
     specs: tuple[ModelSpec, ...]
     plan: Plan
+
+    def code(self, group: Group) -> str:
+        """The source of a group's step as machine code."""
+        return self.adapters[group.adapter].code([self.jobs[name] for name in group.names], group.strategy)
 
     def __enter__(self) -> _Prepared:
         return self
@@ -220,7 +244,9 @@ def _planned(
     for adapter in loaded.values():
         pause.check()
         adapter.device(device)
-        adapter.expect([job for name, job in by_name.items() if owners[name] is adapter])
+        own = [job for name, job in by_name.items() if owners[name] is adapter]
+        _check_callbacks(own, adapter)
+        adapter.expect(own)
     for name, job in by_name.items():
         pause.check()
         try:
@@ -279,7 +305,11 @@ def _planned(
         holds=holds,
         rejected=rejected,
     )
-    return _Prepared(by_name, loaded, tuple(specs), made)
+    groups = []
+    for group in made.groups:
+        said = loaded[group.adapter].outlook([by_name[name] for name in group.names], group.strategy)
+        groups.append(replace(group, reason=f"{group.reason}; {said}") if said else group)
+    return _Prepared(by_name, loaded, tuple(specs), replace(made, groups=tuple(groups)))
 
 
 def _apart(job: Job, adapter: Adapter, strategy: str, known: str) -> str:
@@ -303,6 +333,16 @@ def _apart(job: Job, adapter: Adapter, strategy: str, known: str) -> str:
             )
         )
     return f"{' and '.join(wanted)} can only be kept by a process of its own" if wanted else known
+
+
+def _check_callbacks(jobs: Iterable[Job], adapter: Adapter) -> None:
+    """Nobody calls an object that is not a function, but a framework that has such callbacks."""
+    for job in jobs if not adapter.has_callbacks else ():
+        stray = next((one for one in job.callbacks if not callable(one)), None)
+        if stray is not None:
+            remedy = "pass a function of an epoch's event"
+            said = sentence(f"callbacks of a {adapter.name} job that are functions", shown(stray), remedy)
+            raise JobError(f"Job {job.name!r}: {said}")
 
 
 def _close(loaded: Mapping[str, Adapter]) -> None:
@@ -331,8 +371,9 @@ def _check_options(device: Any, verify: Any, on_error: Any, compile: Any) -> Non
     _check_device(device)
     Arguments().flag("verify", verify)
     Arguments().choice("on_error", on_error, ("collect", "raise"))
-    if not isinstance(compile, bool) and not (isinstance(compile, str) and compile == "auto"):
-        raise OptionError(sentence('compile="auto", True or False', shown(compile), "pass one of the three"))
+    if not isinstance(compile, bool) and not (isinstance(compile, str) and compile in ("auto", "resident")):
+        ways = 'compile="auto", "resident", True or False'
+        raise OptionError(sentence(ways, shown(compile), "pass one of these"))
 
 
 def _check_device(device: Any) -> None:
@@ -347,7 +388,7 @@ def _raise_if_all_failed(results: Results) -> None:
     errors = [result.error for result in results]
     if errors and all(error is not None for error in errors):
         assert errors[0] is not None
-        raise_with(raisable(errors[0]), results)
+        raise_with(noted(raisable(errors[0]), results[0].name), results)
 
 
 def _listed_reporters(reporters: Any) -> Reporters:

@@ -95,7 +95,7 @@ def test_a_group_that_fuses_runs_in_one_session():
     assert {result.strategy for result in trip.run.results.values()} == {"fused"}
     assert trip.seen(GroupStarted) == [GroupStarted(0, ("a", "b"), "fused")]
     assert trip.seen(JobAdmitted) == [JobAdmitted("a", 0, 10), JobAdmitted("b", 0, 10)]
-    assert trip.seen(GroupCompiled) == [GroupCompiled(0, 4, 2, False, 0.0)]
+    assert trip.seen(GroupCompiled) == [GroupCompiled(0, 4, 2, "traced", 0.0)]
 
 
 def test_jobs_of_different_structures_have_a_session_each():

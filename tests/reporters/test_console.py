@@ -206,7 +206,7 @@ def test_a_log_gets_few_lines(plan_of: MakePlan, log: rich.console.Console) -> N
     plan = plan_of(1, 4, epochs=100)
     show(RunStarted(plan, "cpu", 2000))
     show(GroupStarted(0, plan.groups[0].names, "fused"))
-    show(GroupCompiled(0, 8, 4, True, 5.0))
+    show(GroupCompiled(0, 8, 4, "compiled", 5.0))
     show(GroupVerified(0, 4, 1e-7))
     show(GroupVerified(0, 4, 2e-7))  # verify=True goes on checking, a line each time would be too many
     for epoch in range(100):

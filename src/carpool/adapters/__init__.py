@@ -64,11 +64,17 @@ def for_factory(job: Job) -> type[Adapter]:
     if job.fit is not None:
         return load("keras")
     optimizer = job.optimizer[0] if isinstance(job.optimizer, tuple) and job.optimizer else job.optimizer
-    is_optax = type(optimizer).__module__.partition(".")[0] in ("optax", "flax") or _updates(job.optimizer)
+    is_optax = _root(optimizer) in ("optax", "flax") or _updates(job.optimizer)
     if not is_optax and makes_modules(job):
         return load("tensorflow")
     needs_key = job.optimizer is None and "jax" in sys.modules and _needs_one(job.model)
     return load("jax" if is_optax or needs_key else "torch")
+
+
+def _root(optimizer: Any) -> str:
+    """The package that an optimizer is of; one of optax that was not called is a function of it."""
+    kind = optimizer if inspect.isfunction(optimizer) else type(optimizer)
+    return (kind.__module__ or "").partition(".")[0]
 
 
 def _needs_one(factory: Any) -> bool:

@@ -25,7 +25,7 @@ from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Chunk, Cursor, Supply
 from carpool.planning.holds import Hold
 from carpool.planning.spec import ModelSpec
-from carpool.planning.trials import Trial
+from carpool.planning.trials import Form, Trial
 
 _SAVE = "save and load them yourself"
 
@@ -80,6 +80,8 @@ class MetricColumns:
     samples: np.ndarray
     sums: Mapping[str, np.ndarray]
     diverged: np.ndarray
+    errors: Mapping[int, BaseException] = field(default_factory=dict)
+    """What rows raised while the chunk ran: they took fewer steps, and take no more."""
 
     def __iter__(self) -> Iterator[MetricRow]:
         names, sums = list(self.sums), zip(*(column.tolist() for column in self.sums.values()), strict=True)
@@ -291,8 +293,8 @@ class FusedSession(Session):
         """Seconds a launch takes, and seconds it took to prepare one (trace, compile, capture)."""
 
 
-Prepared = Callable[[int, int, bool, float], None]
-"""Called when a step was prepared: batch size, width, whether it was compiled, seconds."""
+Prepared = Callable[[int, int, Form, float], None]
+"""Called when a step was prepared: batch size, width, how it runs, seconds."""
 
 
 class Fuser(ABC):
@@ -319,6 +321,8 @@ class Adapter(ABC):
 
     name: ClassVar[str]
     fuser: Fuser | None
+    has_callbacks: ClassVar[bool] = False
+    """Whether its framework has callbacks, objects that its sessions call at its moments."""
 
     def is_full(self, error: BaseException) -> bool:
         """Whether an error says that a device has no memory left."""
@@ -354,6 +358,14 @@ class Adapter(ABC):
 
         `exact`: nor is anything of the user's exchanged for what computes the same faster.
         """
+
+    def outlook(self, jobs: Sequence[Job], strategy: str) -> str:
+        """What a plan should say of how the steps of a group will run, if anything."""
+        return ""
+
+    def code(self, jobs: Sequence[Job], strategy: str) -> str:
+        """The source of a group's training step as machine code, or a comment that says why there is none; "" where it is never that."""
+        return ""
 
     @abstractmethod
     def absorb(self, job: Job, state: JobState) -> Trained:

@@ -297,12 +297,14 @@ class Driver:
             member = self._members[row]
             member.stand(member.cursor._replace(step=member.steps))
         self._end(diverged, Outcome.DIVERGED)
+        self._fail_late(shown.errors if isinstance(shown, MetricColumns) else {})
         self._end_epochs([row for row in ends if row in self._members], validated)
 
     def _is_plain(self, shown: MetricColumns, ends: Sequence[int], validated: MetricColumns | None) -> bool:
         """Whether all rows went on as one: none diverged or is gone, and an epoch ended for all or for none."""
         return (
             not shown.diverged.any()
+            and not shown.errors
             and (not ends or ends == shown.rows)
             and (validated is None or validated.rows == shown.rows)
             and (
@@ -427,6 +429,14 @@ class Driver:
                 member = self._members.pop(row)
                 self._finish(member, outcome, replace(state, cursor=member.cursor))
         self._regroup()
+
+    def _fail_late(self, errors: Mapping[int, BaseException]) -> None:
+        """Rows that raised in a chunk that was enqueued whole: they stand where they raised."""
+        for row in errors.keys() & self._members.keys():
+            member = self._members[row]
+            member.stand(member.cursor._replace(step=member.steps))
+            member.tear()
+        self._fail({row: error for row, error in errors.items() if row in self._members})
 
     def _fail(self, errors: Mapping[int, BaseException]) -> None:
         self._journal.write(self._members)

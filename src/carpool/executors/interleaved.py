@@ -26,7 +26,7 @@ from carpool.adapters.base import (
     Trained,
     Unstackable,
 )
-from carpool.errors import FusionError, OutOfRoomError, described, failure, sentence
+from carpool.errors import FusionError, OutOfRoomError, described, failure, noted, sentence
 from carpool.events import (
     Emit,
     GroupCompiled,
@@ -48,8 +48,10 @@ from carpool.job import Job
 from carpool.memory import device as devices
 from carpool.memory.ledger import Ledger
 from carpool.memory.size import shown
+from carpool.mistakes import explained
 from carpool.planning.cursor import SLICE_S
 from carpool.planning.plan import Plan
+from carpool.planning.trials import Form
 from carpool.result import Outcome, Result
 from carpool.stopping import declared
 
@@ -191,8 +193,8 @@ class Run:
             )
         assert adapter.fuser is not None, "the planner fuses only what has a fuser"
 
-        def prepared(size: int, width: int, compiled: bool, seconds: float) -> None:
-            self._emit(GroupCompiled(entry.number, size, width, compiled, seconds))
+        def prepared(size: int, width: int, form: Form, seconds: float) -> None:
+            self._emit(GroupCompiled(entry.number, size, width, form, seconds))
 
         with collector.put_off():
             return adapter.fuser.open(jobs, len(jobs), self._orders.device, prepared)
@@ -204,11 +206,11 @@ class Run:
             apart = self._workers.open(entry.group, members, finish, self._emit, entry.number)
             return apart, apart
         session = self._session(entry)
-        members, finish = self._members(entry, session.peak_bytes, session.note)
+        members, finish = self._members(entry, session.peak_bytes, lambda: session.note)
         return Driver(session, members, finish, self._emit, entry.number), session
 
     def _members(
-        self, entry: Entry, peak_bytes: Callable[[], int | None], note: str = ""
+        self, entry: Entry, peak_bytes: Callable[[], int | None], note: Callable[[], str] = str
     ) -> tuple[list[Member], Finish]:
         courses = {spec.name: spec.course for spec in entry.group.specs}
         adapter = self._adapters[entry.group.adapter]
@@ -227,7 +229,8 @@ class Run:
                 member.held = Holding(None, {})
             seconds = time.perf_counter() - started
             ended = _result(member, outcome, trained, error, seconds, peak_bytes(), entry)
-            self._ended(replace(ended, reason=f"{ended.reason}; {note}") if note else ended)
+            said = note()
+            self._ended(replace(ended, reason=f"{ended.reason}; {said}") if said else ended)
 
         members = [
             entry.saved[name][0] if name in entry.saved else Member(self._jobs[name], courses[name])
@@ -386,12 +389,15 @@ class Run:
     # Ends
 
     def _reject(self, name: str, error: BaseException) -> None:
+        error = explained(self._jobs[name], error)
         self._emit(JobFailed(name, error))
         self.results[name] = Result(name, Outcome.FAILED, dict(self._jobs[name].config or {}), error=error)
         self._emit(JobEnded(name, Outcome.FAILED, 0))
-        self._raise_if_asked(error)
+        self._raise_if_asked(error, name)
 
     def _ended(self, result: Result) -> None:
+        if result.error is not None:
+            result = replace(result, error=explained(self._jobs[result.name], result.error))
         self.results[result.name] = result
         if result.error is not None:
             self._emit(JobFailed(result.name, result.error))
@@ -399,11 +405,11 @@ class Run:
             JobEnded(result.name, result.outcome, result.steps, result.held if result.is_restored else None)
         )
         if result.error is not None:
-            self._raise_if_asked(result.error)
+            self._raise_if_asked(result.error, result.name)
 
-    def _raise_if_asked(self, error: BaseException) -> None:
+    def _raise_if_asked(self, error: BaseException, name: str) -> None:
         if self._orders.on_error == "raise":
-            raise error
+            raise noted(error, name)
 
 
 def _drop_frames(error: BaseException) -> None:

@@ -28,12 +28,33 @@ def attend(
 ) -> Tensor:
     """What `F.scaled_dot_product_attention` computes, for members of a stack."""
     if enable_gqa:
-        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+        key, value = _for_each_head(query, key, value)
     kernel = _kernel(query, key, value, attn_mask) if dropout_p == 0 else None
     if kernel is None:
         return written_out(query, key, value, attn_mask, dropout_p, is_causal, scale)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     return _Attend.apply(query, key, value, kernel, is_causal, factor)[0]
+
+
+def _for_each_head(query: Tensor, *others: Tensor) -> list[Tensor]:
+    """Keys and values as often as there are heads of queries."""
+    return [t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in others]
+
+
+def by_formula(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The same, always written out."""
+    if enable_gqa:
+        key, value = _for_each_head(query, key, value)
+    return written_out(query, key, value, attn_mask, dropout_p, is_causal, scale)
 
 
 def with_dropout(

@@ -65,6 +65,12 @@ STACKED: Operators = {
     **foreach.EACH,
 }
 
+SINGLE: Operators = {
+    **{function: operator for function, operator in STACKED.items() if function not in pool.MAX_POOLS},
+    F.scaled_dot_product_attention: attention.by_formula,
+}
+"""For one member's step by itself, of which loops are made: nothing that has to fold members."""
+
 COMPILED: Operators = {**pool.compiled_forms(), **random.compiled_forms()}
 """What the compiler is given in place of our own operators."""
 
@@ -93,6 +99,15 @@ def stacked(seed: Any, step: Any, phase: int = 0, innermost: bool = False) -> It
         checkpoint.inlined(),
         convolve.innermost(innermost),
     ):
+        for module, names in _UNSEEN:
+            with patched(module, **names):
+                yield key
+
+
+@contextmanager
+def single(seed: Any, step: Any) -> Iterator[Keyed]:
+    """A member's step, traced by itself in the arithmetic that it has inside a stack."""
+    with Keyed(seed, step, operators=SINGLE) as key, checkpoint.inlined():
         for module, names in _UNSEEN:
             with patched(module, **names):
                 yield key

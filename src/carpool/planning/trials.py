@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+Form = Literal["traced", "compiled", "resident"]
+"""How a step runs: operator by operator, as the framework's compiler makes it, or as machine code of carpool's own."""
 
 SLOWER = 0.95  # together must be at least this fast, as a share of one after another, or it is not done
 
@@ -39,7 +43,9 @@ class Trial:
         return self.gain >= SLOWER
 
     def __str__(self) -> str:
-        kind = ("compiled" if self.compiled else "uncompiled") + (f", {self.form}" if self.form else "")
+        kind = "compiled" if self.compiled else "uncompiled"
+        if self.form:
+            kind = self.form if self.form == "resident" else f"{kind}, {self.form}"
         if self.members == 1:
             return f"a step as a stack of one takes {duration(self.together_s)} ({kind}), an ordinary one {duration(self.alone_s)}"
         return (

@@ -30,8 +30,8 @@ def line(event: Event, tally: Tally) -> str | None:
             return f"group {group}: {count(len(names), 'job')} go on one by one: {printable(reason)}"
         case GroupStarted(group, names, strategy) if len(names) > 1:
             return f"group {group}: started, {count(len(names), 'job')} {strategy}"
-        case GroupCompiled(group, size, width, compiled, seconds) if compiled or seconds >= 1.0:
-            word = "compiled" if compiled else "traced"
+        case GroupCompiled(group, size, width, form, seconds) if form != "traced" or seconds >= 1.0:
+            word = "resident (machine code)" if form == "resident" else form
             return f"group {group}: {word} for {width} members and batches of {size} in {seconds:.1f} s"
         case GroupVerified(group) if tally.groups[group].checks == 1:
             return f"group {group}: {_verified(event)}"

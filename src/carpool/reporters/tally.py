@@ -220,9 +220,9 @@ class Tally:
             case GroupStarted(group, _, strategy):
                 entry = self._group(group)
                 entry.started, entry.strategy, entry.note = True, strategy, "preparing"
-            case GroupCompiled(group, _, _, compiled, seconds):
+            case GroupCompiled(group, _, _, form, seconds):
                 self.compile_s += seconds
-                self._group(group).note = f"{'compiled' if compiled else 'traced'} in {seconds:.1f} s"
+                self._group(group).note = f"{form} in {seconds:.1f} s"
             case GroupVerified(group):
                 self._verify(self._group(group), event)
             case GroupFellBack(group, _, reason):

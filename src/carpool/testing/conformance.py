@@ -8,9 +8,11 @@ same job alone instead, because no framework's own generator is keyed by job.
 from __future__ import annotations
 
 from abc import abstractmethod
+from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,6 +77,8 @@ class AdapterConformance:
     """Whether training changes the model that was passed; where models cannot change, the result is another of the same kind."""
     fast_cases: int | None = None
     """How many cases of each test are in the fast suite, where every case compiles anew; the others are marked slow."""
+    compile: str | bool = False
+    """How fused steps are made, as `train` takes it."""
     fast_pairs: int | None = None
     """How many pairs are, spread evenly over them; the others are marked slow."""
     fast_every: int = 1
@@ -145,7 +149,7 @@ class AdapterConformance:
     # What is held against what
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Results:
-        settings = {"device": self.device, "reporters": [], "compile": False, **options}
+        settings = {"device": self.device, "reporters": [], "compile": self.compile, **options}
         results = carpool.train(jobs, **settings)
         for result in results:
             if result.error is not None:
@@ -239,10 +243,50 @@ class AdapterConformance:
         changed = self.jobs(model, optimizer, self.schedulers[0])
         endless = Variant(1, float("inf"))
         changed[1] = self.job(model, optimizer, self.schedulers[0], endless, self.double(model))
-        broken = carpool.train(changed, device=self.device, reporters=[], compile=False, strategy="fused")
+        broken = carpool.train(
+            changed, device=self.device, reporters=[], compile=self.compile, strategy="fused"
+        )
         assert broken[1].outcome is self.ends_at_nan
         for place in (0, 2):
             assert_identical(self.left(sound[place]), self.left(broken[place]))
+
+    # Failures
+
+    @pytest.mark.parametrize("kind", [SystemExit, CancelledError, GeneratorExit])
+    def test_what_ends_a_process_ends_its_job_alone(self, kind: type[BaseException]) -> None:
+        """What a job's own code raises is that job's failure, and the others end as without it."""
+
+        def leave(event: Any) -> None:
+            raise kind
+
+        kinds = (self.models[0], self.optimizers[0], self.schedulers[0])
+        jobs = self.jobs(*kinds, epochs=3)
+        jobs[1] = replace(jobs[1], callbacks=[leave])
+        settings = {"device": self.device, "reporters": [], "compile": self.compile}
+        results = carpool.train(jobs, **settings)
+        assert [result.outcome for result in results] == [
+            Outcome.COMPLETED,
+            Outcome.FAILED,
+            Outcome.COMPLETED,
+        ]
+        assert type(results[1].error) is kind
+        assert len(results[1].history["loss"]) == 1
+
+    # Results on disk
+
+    def test_what_was_saved_is_read_back_every_optimizer(self, optimizer: str, tmp_path: Path) -> None:
+        """Weights and the optimizer's state, to the bit, into a model of the same structure too."""
+        jobs = self.jobs(self.models[0], optimizer, self.schedulers[0], epochs=2)
+        results = self.run(jobs)
+        results.save(tmp_path)
+        read = carpool.load(tmp_path)
+        for ours, theirs in zip(read, results, strict=True):
+            assert len(theirs.weights) > 0
+            assert _same(ours.weights, theirs.weights)
+            assert _same(ours.optimizer_state, theirs.optimizer_state)
+        loaded = read[1].load_into(results[0].model)
+        again = replace(results[0], model=loaded).weights  # whose names may be another model's
+        assert _same(list(again.values()), list(read[1].weights.values()))
 
     # Going on
 
@@ -293,6 +337,17 @@ def _assert_slots(
             np.testing.assert_allclose(
                 got[name][slot], value, rtol=1e-7, atol=allowed, err_msg=f"{name}.{slot}"
             )
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    """Whether two nests of arrays and plain values are the same to the bit."""
+    if isinstance(ours, np.ndarray):
+        return ours.dtype == theirs.dtype and ours.tobytes() == theirs.tobytes()
+    if isinstance(ours, Mapping):
+        return ours.keys() == theirs.keys() and all(_same(ours[key], theirs[key]) for key in ours)
+    if isinstance(ours, list | tuple):
+        return len(ours) == len(theirs) and all(_same(a, b) for a, b in zip(ours, theirs, strict=True))
+    return bool(ours == theirs)
 
 
 def assert_identical(got: Reference, expected: Reference) -> None:

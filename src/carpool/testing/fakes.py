@@ -305,7 +305,7 @@ class FakeFuser(Fuser):
         if self._open_error is not None:
             raise self._open_error
         session = FakeFusedSession([self._adapter.script(job) for job in jobs], **self._settings)
-        prepared(jobs[0].batch_size, width, False, 0.0)
+        prepared(jobs[0].batch_size, width, "traced", 0.0)
         self._adapter.sessions.append(session)
         return session
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import optax
 import pytest
 
 import carpool
-from carpool.errors import CarpoolError, DataError, LossError
+from carpool.errors import CarpoolError, DataError, LossError, ModelError, OptimizerError
 from carpool.jax import Model, population, step_key
 
 
@@ -119,3 +120,112 @@ def test_places_in_a_population():
 def test_the_key_of_no_step(seed: Any, step: Any):
     with pytest.raises(CarpoolError, match=r"seed that is a whole number|step of at least 0"):
         step_key(seed, step)
+
+
+# Data that the model or the loss does not take, and what its factory takes
+
+X, Y = np.ones((8, 6), "float32"), np.zeros(8, "int32")
+
+
+def cross_entropy(prediction: Any, target: Any) -> Any:
+    return optax.softmax_cross_entropy_with_integer_labels(prediction, target).mean()
+
+
+def job(name: str = "a", **options: Any) -> carpool.Job:
+    settings = {"model": linear, "data": (X, Y), "loss": cross_entropy, "optimizer": optax.sgd(0.1)}
+    return carpool.Job(**{**settings, "name": name, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"data": (X[:, :5], Y)},
+            "data of the shape that the model and the loss take. Received: x of (8, 5)",
+        ),
+        (
+            {"data": (X, Y.astype("float32"))},
+            "class numbers, of an integer type (int64 in torch). Received: x of",
+        ),
+    ],
+)
+def test_data_that_does_not_fit_is_one_clear_error(
+    options: dict[str, Any], said: str, capfd: pytest.CaptureFixture[str]
+):
+    with pytest.raises(DataError) as caught:
+        carpool.train([job(**options), job("b", **options)], device="cpu", reporters=[])
+    assert str(caught.value).startswith("Job 'a': Expected ")
+    assert said in str(caught.value)
+    assert caught.value.__cause__ is not None
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("factory", "received"),
+    [
+        (lambda: linear(jax.random.key(0)), "lambda, which takes none"),
+        (lambda key, width: linear(key), "lambda, which also wants width"),
+    ],
+)
+def test_a_factory_takes_a_key(factory: Any, received: str):
+    expected = rf"^Job 'a': Expected a function of a key alone that makes a model\. Received: {received}\."
+    with pytest.raises(ModelError, match=expected):
+        planned(job(model=factory))
+
+
+def test_an_optimizer_that_was_not_called():
+    with pytest.raises(OptimizerError, match=r"^Job 'a': Expected an optax optimizer.*optax\.adam\(1e-3\)"):
+        planned(job(optimizer=optax.adam))
+
+
+# Every argument of the public functions
+
+LOOKED_AT: dict[str, set[str]] = {
+    "Model": {"parameters", "state"},  # anything at all: the function that applies them knows
+    "Population.step": {"batch"},  # JAX says what is wrong with it
+    "Population.steps": {"batches"},
+    "Population.predict": {"inputs"},
+}
+"""Arguments that no table of these tests has."""
+TESTED: dict[str, set[str]] = {
+    "population": {word for word, *_ in TABLE},
+    "step_key": {"seed", "step"},  # test_the_key_of_no_step
+    "Model": {"apply"},  # test_a_model_is_applied_by_a_function
+    "Population.step": {"each"},  # test_places_in_a_population
+    "Population.steps": {"each"},
+    "Population.optimizer": {"place"},
+    "Population.drop": {"members", "keep_width"},
+    "Population.copy": {"source", "target"},
+}
+
+
+def public() -> dict[str, Any]:
+    methods = {
+        f"Population.{name}": method
+        for name, method in vars(carpool.jax.Population).items()
+        if callable(method) and not name.startswith("_")
+    }
+    return {"population": population, "step_key": step_key, "Model": Model, **methods}
+
+
+@pytest.mark.parametrize("name", public())
+def test_every_argument_is_looked_at(name: str):
+    wanted = set(signature(public()[name]).parameters) - {"self"}
+    assert wanted == LOOKED_AT.get(name, set()) | TESTED.get(name, set())
+
+
+@pytest.mark.parametrize("apply", [None, 3, "relu", [max]])
+def test_a_model_is_applied_by_a_function(apply: Any):
+    with pytest.raises(ModelError, match=r"Expected apply to be a function"):
+        Model({"w": X}, apply)
+
+
+def test_places_that_are_copied_or_looked_at():
+    pop = population(line, squares, optax.sgd(0.1), keys=3)
+    for source, target in ((3, 0), (0, "a"), ([0, 1], 2), (0, [1, 1])):
+        with pytest.raises((IndexError, CarpoolError), match=r"places below 3|one source for each target"):
+            pop.copy(source, target)
+    with pytest.raises(TypeError, match=r"a position, a whole number"):
+        pop.optimizer(0.5)  # type: ignore[arg-type]
+    with pytest.raises(CarpoolError, match=r"each=True or each=False"):
+        pop.steps((np.ones((1, 8, 3)), np.ones((1, 8, 1))), each=1)  # type: ignore[arg-type]

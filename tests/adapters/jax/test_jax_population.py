@@ -596,7 +596,7 @@ def test_misuse_when_it_is_made(error: type[Exception], says: str, make: Callabl
         (IndexError, "below 3", lambda pop: pop.optimizer(-4)),
         (IndexError, "below 3", lambda pop: pop.copy(0, 5)),
         (IndexError, "mask", lambda pop: pop.drop([True, False])),
-        (IndexError, "below 3", lambda pop: pop[0.5]),
+        (TypeError, "a position, a whole number", lambda pop: pop[0.5]),
         (OptionError, "one source for each target", lambda pop: pop.copy([0, 1], [2])),
         (OptionError, "one source for each target", lambda pop: pop.copy([0, 1], [2, 2])),
         (OptionError, "a member to stay", lambda pop: pop.drop([True] * 3)),

@@ -65,8 +65,11 @@ def assert_same_calls(got, expected):
 
 @pytest.mark.parametrize(
     "moments",
-    [MOMENTS, MOMENTS + EACH_BATCH, MOMENTS + EACH_BATCH + EACH_TEST_BATCH],
-    ids=["epochs", "batches", "test batches"],
+    [
+        pytest.param(MOMENTS, id="epochs"),
+        pytest.param(MOMENTS + EACH_BATCH, id="batches", marks=pytest.mark.slow),
+        pytest.param(MOMENTS + EACH_BATCH + EACH_TEST_BATCH, id="test batches"),
+    ],
 )
 def test_callbacks_hear_what_they_hear_in_fit(moments):
     x, y = zoo.arrays(5)
@@ -153,9 +156,19 @@ def test_keras_own_callbacks_do_what_they_do_in_fit(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"epochs": 3}, {"validation_freq": 2, "epochs": 7}, {"initial_epoch": 1}], ids=str
+    ("strategy", "options"),
+    [
+        ("auto", {}),
+        ("auto", {"epochs": 3}),
+        ("auto", {"validation_freq": 2, "epochs": 7}),
+        ("auto", {"initial_epoch": 1}),
+        pytest.param("in_turn", {}, marks=pytest.mark.slow),
+        pytest.param("in_turn", {"epochs": 3}, marks=pytest.mark.slow),
+        pytest.param("in_turn", {"validation_freq": 2, "epochs": 7}, marks=pytest.mark.slow),
+        ("in_turn", {"initial_epoch": 1}),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("strategy", ["auto", "in_turn"])
 @pytest.mark.filterwarnings("ignore:Early stopping conditioned")  # on epochs that are not validated
 def test_weights_that_keras_puts_back_are_ranked_as_what_they_are(strategy, options):
     """Keras' own EarlyStopping restores them, also when all epochs ran; the result says which epoch's they are."""

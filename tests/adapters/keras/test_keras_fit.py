@@ -116,8 +116,12 @@ def torch_loader(x, y):
 
 @pytest.mark.parametrize(
     ("make", "arguments"),
-    [(Batches, {}), (endless, {"steps_per_epoch": 4}), (tf_dataset, {}), (torch_loader, {})],
-    ids=["PyDataset", "generator", "tf.data", "DataLoader"],
+    [
+        pytest.param(Batches, {}, id="PyDataset", marks=pytest.mark.slow),  # one is read below as well
+        pytest.param(endless, {"steps_per_epoch": 4}, id="generator"),
+        pytest.param(tf_dataset, {}, id="tf.data"),
+        pytest.param(torch_loader, {}, id="DataLoader"),
+    ],
 )
 def test_data_that_keras_reads_batch_by_batch(make, arguments):
     x, y = zoo.arrays(5)

@@ -135,6 +135,20 @@ def test_a_model_of_another_framework_is_refused():
             carpool.fit({"a": model}, x, y)
 
 
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("batchsize", "did you mean 'batch_size'?"),
+        ("colour", "leave it out."),
+        ("epoch", "did you mean 'epochs'?"),
+    ],
+)
+def test_an_argument_that_fit_does_not_have(word: str, remedy: str):
+    with pytest.raises(CarpoolError, match=rf"^Job 'a': Expected fit arguments out of .*'{word}'") as caught:
+        carpool.fit({"a": different()}, x, y, **{word: 3})
+    assert str(caught.value).endswith(f"Remedy: {remedy}")
+
+
 def test_a_name_instead_of_a_function_is_told_of_compile():
     with pytest.raises(
         CarpoolError, match=r"^Job 'a': .*torch\.optim\.Adam, .*a Keras model has its own in compile"

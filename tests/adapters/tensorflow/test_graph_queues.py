@@ -15,6 +15,7 @@ import carpool
 from carpool.adapters.graph import session as sessions
 from carpool.result import Outcome
 from carpool.tensorflow import Graph
+from patience import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,7 @@ def every_thread_stops() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
-        thread.join(10)
+        thread.join(PATIENCE_S)
     assert not {thread.name for thread in threading.enumerate() if thread not in before}
 
 

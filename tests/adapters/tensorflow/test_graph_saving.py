@@ -70,7 +70,7 @@ def _variables(session: Any) -> list[Any]:
 def test_results_save_the_values_as_safetensors(tmp_path: Path):
     results = trained(job("a"))
     results.save(tmp_path)
-    assert_same(load_file(tmp_path / "00000.safetensors"), results[0].model.variables)
+    assert_same(load_file(tmp_path / "save-1" / "weights" / "a.safetensors"), results[0].model.variables)
 
 
 def test_a_states_values_load_into_another_session():

@@ -84,6 +84,7 @@ except carpool.CarpoolError as error:
 """
 
 
+@pytest.mark.slow  # tests/test_sources.py trains over two devices too
 def test_two_devices_end_where_one_ends():
     assert "the same" in run(COMPARE + FIRST)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,8 @@ TABLE: list[tuple[str, tuple[Any, ...], str]] = [
     ("checkpoints", (3, "", []), "checkpoints as a path"),
     ("restore", (3, "", []), "restore as a path"),
     ("summaries", ("logs", ["a", "b"], ("a",)), "summaries="),
+    ("saver", (3, "saver", []), "a saver"),
+    ("config", (3, "gpu", {}), "config as a tf.compat.v1.ConfigProto"),
     ("validation_feeds", ([1], 3), "validation_feeds as a dict"),
     ("names", (["x"], {1: 2}), "names"),
 ]
@@ -100,3 +103,86 @@ def test_a_step_may_be_a_number_of_tensorflows_or_numpys():
     wanted = step_seed(3, 2)
     steps: list[Any] = [np.int64(2), tf.constant(2)]
     assert all(bool(tf.reduce_all(step_seed(3, step) == wanted)) for step in steps)
+
+
+# Data that the model or the loss does not take
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ((x.astype("float64"), y), "data of the type that the model's weights have. Received: x of"),
+        ((x[:, :-1], y), "data of the shape that the model and the loss take. Received: x of"),
+    ],
+)
+def test_data_that_does_not_fit_is_one_clear_error(made: Any, said: str):
+    with pytest.raises(DataError) as caught:
+        carpool.train([job(name="a", data=made)], device="cpu", reporters=[])
+    assert str(caught.value).startswith("Job 'a': Expected ")
+    assert said in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+# Every argument of the public functions
+
+LOOKED_AT: dict[str, set[str]] = {
+    "Graph": {"graph", "fetches", "feeds", "train_op", "init"},  # test_graph_refusals.py
+    "Graph.job": {"data", "options"},  # a Job's
+    "Graph.build": {"seed"},  # a Job's
+    "Graph.frozen": {"fetches", "feeds", "options"},  # a Graph's
+    "Graph.saved_model": {"signature", "options"},  # known by what was loaded; a Graph's
+    "run": {"graph", "init"},  # those of sessions
+    "sessions": {"init"},  # what is no operation is named by TensorFlow
+}
+"""Arguments that no table here has, and where they are looked at."""
+CALLS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "Graph": {word: values for word, values, _ in TABLE},
+    "Graph.frozen": {"source": (None, 3, [1])},
+    "Graph.saved_model": {"path": (None, 3, b"a"), "tags": ("serve", 3, [1])},
+    "Graph.save": {"path": (None, 3, "", [1])},
+    "run": {"fetches": (["loss"], {}), "feeds": ([1],), "session": (3, "a")},
+    "sessions": {
+        "graphs": (None, {}, [builder()], {3: builder()}),
+        "memory": (["1GiB"], {"b": "1GiB"}),
+        "threads": (0, 2.5),
+        "config": (3, {}, "gpu"),
+    },
+    "step_seed": {"seed": (0.5, True), "step": (-1, 1.0)},
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "Graph": {"graph": builder(), "fetches": ["loss"]},
+    "Graph.frozen": {"fetches": ["loss"]},
+    "Graph.saved_model": {"path": "no folder"},
+    "run": {"graph": builder(), "fetches": {"a": "loss"}},
+    "sessions": {"graphs": {"a": builder()}},
+    "step_seed": {"seed": 0, "step": 0},
+}
+
+
+def public() -> dict[str, Any]:
+    graph = Graph(builder(), ["loss"], train_op="train")
+    methods = {
+        f"Graph.{name}": getattr(graph, name) for name in ("frozen", "saved_model", "job", "build", "save")
+    }
+    return {"Graph": Graph, "run": run, "sessions": sessions, "step_seed": step_seed, **methods}
+
+
+@pytest.mark.parametrize("name", public())
+def test_every_argument_is_looked_at(name: str):
+    wanted = set(signature(public()[name]).parameters)
+    assert wanted == LOOKED_AT.get(name, set()) | set(CALLS.get(name, {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "value"),
+    [
+        (name, word, value)
+        for name, words in CALLS.items()
+        for word, values in words.items()
+        for value in values
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_a_wrong_value_is_refused(name: str, word: str, value: Any):
+    with pytest.raises(CarpoolError, match=r"Expected .+Received: .+Remedy: "):
+        public()[name](**{**DEFAULTS.get(name, {}), word: value})

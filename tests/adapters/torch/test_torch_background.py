@@ -62,8 +62,9 @@ def same(found: list[Any], wanted: list[Any], within: float = 0.0) -> None:
 
 @pytest.fixture(autouse=True)
 def pays(monkeypatch: pytest.MonkeyPatch):
-    """Every run is long enough, and nothing is remembered of other tests."""
-    monkeypatch.setattr(programs, "_FEWEST", 1)
+    """Every run is long enough, nothing is machine code, and nothing is remembered of other tests."""
+    monkeypatch.setattr(programs.Programs, "_code", lambda *_: None)
+    monkeypatch.setattr(programs, "FEWEST_LAUNCHES", 1)
     monkeypatch.setattr(programs, "compiling_budget_s", lambda _: math.inf)
     monkeypatch.setattr(program, "_memory", type(program._memory)())
 
@@ -196,7 +197,7 @@ def test_a_process_that_compiles_is_stopped_at_its_budget(monkeypatch: pytest.Mo
 def test_it_is_begun_only_where_it_is_expected_to_pay(monkeypatch: pytest.MonkeyPatch, staged: Any):
     """Launches that would take a second in all are not worth six seconds of the compiler."""
     monkeypatch.undo()
-    monkeypatch.setattr(programs, "_FEWEST", 1)
+    monkeypatch.setattr(programs, "FEWEST_LAUNCHES", 1)
     monkeypatch.setattr(program, "_memory", type(program._memory)())
     began = staged(None)
     monkeypatch.setattr(program.Program, "launch_s", lambda _: 0.01)

@@ -26,7 +26,10 @@ def jobs(model: str, scale: float = 1.0) -> list[carpool.Job]:
     return [ZOO.job(model, "adamw", "cosine_by_step", Variant(seed, scale * (1 + seed))) for seed in range(3)]
 
 
-@pytest.mark.parametrize("model", ["batch_norm", "conv", "conv_norm", "dropout"])
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(one, marks=pytest.mark.slow) for one in ("batch_norm", "conv", "dropout")] + ["conv_norm"],
+)
 def test_a_compiled_group_equals_the_jobs_alone(model):
     together = ZOO.run(jobs(model), compile=True, strategy="fused")
     alone = ZOO.run(jobs(model), strategy="in_turn")
@@ -68,7 +71,9 @@ def test_ragged_pooling_is_compiled_though_the_program_compiled_before(monkeypat
         assert_close(ZOO.left(one), ZOO.left(other), double=True)
 
 
-@pytest.mark.parametrize("model", ["batch_norm", "conv_norm", "dropout"])
+@pytest.mark.parametrize(
+    "model", [pytest.param("batch_norm", marks=pytest.mark.slow), "conv_norm", "dropout"]
+)
 def test_rows_that_are_traced_one_by_one_equal_the_jobs_alone(monkeypatch, model):
     monkeypatch.setattr(fuse, "is_apart", lambda rows, convolves, device: True)
     apart = ZOO.run(jobs(model), strategy="fused", compile=False)
@@ -127,9 +132,9 @@ def test_a_job_alone_has_fused_kernels_lent_unless_it_is_to_be_exact(options, qu
 
 
 def test_a_neighbour_that_leaves_changes_no_bit_compiled():
-    stays = ZOO.run(jobs("batch_norm"), compile=True, strategy="fused")
-    changed = jobs("batch_norm")
-    changed[1] = ZOO.job("batch_norm", "adamw", "cosine_by_step", Variant(1, 2.0, epochs=3))
+    stays = ZOO.run(jobs("conv_norm"), compile=True, strategy="fused")
+    changed = jobs("conv_norm")
+    changed[1] = ZOO.job("conv_norm", "adamw", "cosine_by_step", Variant(1, 2.0, epochs=3))
     leaves = ZOO.run(changed, compile=True, strategy="fused")
     for place in (0, 2):
         assert_identical(ZOO.left(stays[place]), ZOO.left(leaves[place]))

@@ -11,6 +11,7 @@ from torch import nn
 from zoo import mlp, plain_loop, plain_objects, shown, tables
 
 import carpool
+from carpool.errors import DataError
 from carpool.events import GroupFellBack
 from carpool.result import Outcome, Results
 from carpool.testing.conformance import assert_close
@@ -78,7 +79,9 @@ def test_a_member_whose_batch_raises_in_the_middle_fails_alone():
     events: list = []
     results = run(group, events)
     assert results[BAD].outcome is Outcome.FAILED
-    assert isinstance(results[BAD].error, IndexError)
+    error = results[BAD].error
+    assert isinstance(error, DataError)
+    assert isinstance(error.__cause__, IndexError)
     assert results[BAD].steps == 3, "the last batch of the first epoch is the one that raises"
     assert not any(isinstance(event, GroupFellBack) for event in events)
     assert all(result.strategy == "fused" for result in results)

@@ -1,6 +1,7 @@
 """What only a GPU can show: no waiting while chunks are enqueued, memory given back, objects left where they were."""
 
 import gc
+import math
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.train import TorchAdapter
 from carpool.events import Event, GroupCompiled
 from carpool.planning.cursor import Chunk, Cursor
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.gpu
 X, Y = torch.randn(512, 6), torch.randint(0, 3, (512,))
@@ -84,14 +86,20 @@ def test_objects_are_left_on_the_device_they_came_from(strategy):
 
 def test_a_step_compiled_in_the_background_is_taken_up_in_graphs_of_its_own(monkeypatch: pytest.MonkeyPatch):
     class Patient(Background):
+        """Is through when it is first asked."""
+
         def poll(self) -> int | None:
-            return self.wait()
+            self._begin()
+            while (code := super().poll()) is None:
+                assert self._child is not None
+                self._child.wait(PATIENCE_S)
+            return code
 
     monkeypatch.setattr(program, "Background", Patient)
+    monkeypatch.setattr(program, "is_cached", lambda _: False)
     monkeypatch.setattr(program, "_memory", type(program._memory)())
-    monkeypatch.setattr(programs, "_FEWEST", 1)
-    monkeypatch.setattr(programs, "cores", lambda: 16)
-    monkeypatch.setattr(programs, "worth_compiling", lambda *_: True)
+    monkeypatch.setattr(programs, "FEWEST_LAUNCHES", 1)
+    monkeypatch.setattr(programs, "compiling_budget_s", lambda _: math.inf)
     ready: list[bool] = []
 
     def note(event: Event) -> None:

@@ -76,8 +76,19 @@ def described(result: carpool.Result) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("default", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+DEFAULTS = [
+    pytest.param(
+        name,
+        default,
+        marks=[pytest.mark.slow] * (default == torch.float64 and place % 3 > 0),
+        id=f"{name}-{default}",
+    )
+    for place, name in enumerate(OPTIMIZERS)
+    for default in (torch.float32, torch.float64)
+]
+
+
+@pytest.mark.parametrize(("name", "default"), DEFAULTS)
 def test_the_slots_are_those_of_a_run_alone(name: str, default: torch.dtype):
     kind, lr = OPTIMIZERS[name]
     before = torch.get_default_dtype()

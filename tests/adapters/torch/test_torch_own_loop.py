@@ -192,8 +192,23 @@ def test_a_stack_under_autocast_agrees_with_plain_loops_as_far_as_16_bits_go():
         assert_same(model, twin, atol=2e-3)
 
 
-@pytest.mark.parametrize("optimizer", [plain_sgd, sgd, adam, adamw, nadam, adagrad, grouped])
-@pytest.mark.parametrize("model", [plain, normed, half_frozen, dropping, Unused, tied])
+RULES: list[Optimizer] = [plain_sgd, sgd, adam, adamw, nadam, adagrad, grouped]
+KINDS: list[Callable[[], nn.Module]] = [plain, normed, half_frozen, dropping, Unused, tied]
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        pytest.param(
+            kind,
+            rule,
+            marks=() if (place + number) % 3 == 0 else pytest.mark.slow,
+            id=f"{kind.__name__}-{rule.__name__}",
+        )
+        for place, kind in enumerate(KINDS)
+        for number, rule in enumerate(RULES)
+    ],
+)
 def test_a_stack_equals_plain_loops(model: Callable[[], nn.Module], optimizer: Optimizer):
     models, optimizers = made(model, optimizer)
     twins, their_optimizers = copy.deepcopy((models, optimizers))

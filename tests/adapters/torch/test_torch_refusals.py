@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -332,3 +333,16 @@ def test_what_minds_only_in_evaluation_is_evaluated(monkeypatch):
     [result] = carpool.train([job], device="cpu", reporters=[], compile=True)
     assert result.error is None
     assert "not compiled" not in result.reason
+
+
+def test_a_fault_of_our_own_is_told_aloud_where_the_jobs_train_another_way(monkeypatch):
+    monkeypatch.setattr(program, "_shapes", itemgetter("not there"))
+    with pytest.warns(UserWarning, match=r"a fault of its own .* \(KeyError: 'not there', in program.py, "):
+        made = carpool.plan(
+            [
+                carpool.Job(nn.Linear(4, 3), (X[:, 0], Y), loss=F.cross_entropy, optimizer=torch.optim.SGD)
+                for _ in range(2)
+            ],
+            device="cpu",
+        )
+    assert {group.strategy for group in made.groups} == {"interleaved"}

@@ -9,6 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from carpool.adapters.graph.denormals import Flushed, can_flush
+from carpool.errors import OptionError, sentence
+from carpool.errors import shown as shown_value
 from carpool.memory import device
 from carpool.memory.size import Size, limit, shown
 
@@ -23,6 +25,7 @@ def config(base: Any = None, in_caller: bool = False, fraction: float | None = N
     """
     made = tf.compat.v1.ConfigProto()
     if base is not None:
+        check(base)
         made.CopyFrom(base)
     if (
         in_caller
@@ -36,6 +39,13 @@ def config(base: Any = None, in_caller: bool = False, fraction: float | None = N
     if fraction is not None:
         made.gpu_options.per_process_gpu_memory_fraction = fraction
     return made
+
+
+def check(base: Any) -> None:
+    """Whether it is what a session is told things by."""
+    if not isinstance(base, tf.compat.v1.ConfigProto):
+        remedy = "pass one, or leave config out"
+        raise OptionError(sentence("config as a tf.compat.v1.ConfigProto", shown_value(base), remedy))
 
 
 def inside_of(made: Any) -> Callable[[], AbstractContextManager[Any]]:

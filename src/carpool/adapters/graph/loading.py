@@ -10,7 +10,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 
-from carpool.errors import FileError, ModelError, sentence
+from carpool.arguments import Arguments
+from carpool.errors import FileError, ModelError, sentence, shown
 
 _v1 = tf.compat.v1
 _MAIN_OPS = ("saved_model_main_op", "legacy_init_op")
@@ -52,6 +53,9 @@ def frozen(source: Any) -> tf.Graph:
         if not Path(source).is_file():
             raise FileError(sentence("a file with a GraphDef", f"{source}, which is none", "check the path"))
         source = Path(source).read_bytes()
+    if not isinstance(source, bytes | _v1.GraphDef):
+        expected = "a GraphDef, its bytes, or the path of a file that holds it"
+        raise FileError(sentence(expected, shown(source), 'pass "frozen.pb"'))
     if isinstance(source, bytes):
         definition = _v1.GraphDef()
         definition.ParseFromString(source)
@@ -63,11 +67,17 @@ def frozen(source: Any) -> tf.Graph:
 
 
 def saved_model(path: str | Path, signature: str, tags: Sequence[str]) -> Loaded:
-    if not (Path(path) / "saved_model.pb").is_file():
+    says = Arguments(FileError)
+    path = says.path("a SavedModel", path, 'pass the folder with "saved_model.pb"')
+    words = [
+        says.text("tags that are text", tag, 'pass ("serve",)')
+        for tag in says.listed("tags", tags, 'pass ("serve",)')
+    ]
+    if not (path / "saved_model.pb").is_file():
         raise FileError(sentence("a folder with saved_model.pb", str(path), "check the path"))
     graph = tf.Graph()
     with _v1.Session(graph=graph) as session:
-        meta = _v1.saved_model.load(session, list(tags), str(path))
+        meta = _v1.saved_model.load(session, words, str(path))
     known = {word: one for word, one in meta.signature_def.items() if word != _INIT_SIGNATURE}
     if signature not in known:
         raise ModelError(

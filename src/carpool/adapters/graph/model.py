@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from carpool.adapters.graph import copying, loading, values
+from carpool.adapters.graph.config import check as check_config
 from carpool.adapters.graph.config import config as make_config
 from carpool.adapters.graph.names import Names, name_of
 from carpool.arguments import MOST, Arguments
@@ -75,6 +76,12 @@ class Graph:
             raise OptionError(
                 sentence("summaries=(operation, folder)", shown(summaries), "pass a pair, or leave it out")
             )
+        if saver is not None and not callable(getattr(saver, "save", None)):
+            raise OptionError(
+                sentence("a saver with save()", shown(saver), "pass tf.compat.v1.train.Saver()")
+            )
+        if config is not None:
+            check_config(config)
         if names is not None:
             says.mapping("names", names, 'pass names={"x": tensor}')
         if validation_feeds is not None and not isinstance(validation_feeds, Mapping):
@@ -140,6 +147,7 @@ class Graph:
 
     def save(self, path: str | Path) -> str:
         """Writes the trained values as a checkpoint, by the graph's saver, or else by one of a copy of the graph."""
+        path = Arguments().path("a checkpoint", path, 'pass "run/model.ckpt"')
         if self.saver is not None:
             with self.session() as session, session.graph.as_default():
                 return self.saver.save(session, str(path))

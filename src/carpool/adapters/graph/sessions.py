@@ -163,6 +163,8 @@ def run(
     if feeds is not None and not isinstance(feeds, Mapping):
         raise OptionError(sentence("feeds as a dict", repr(feeds)[:60], 'pass {"x": x}'))
     fed = _fed_apart(feeds or {}, fetches)
+    if session is not None and not hasattr(session, "graph"):
+        raise OptionError(sentence("session as a tf.compat.v1.Session", repr(session)[:60], "leave it out"))
     if session is not None:
         names = Names(session.graph)
         with ThreadPoolExecutor(len(fetches)) as threads:
@@ -220,6 +222,7 @@ def _graph(given: Any) -> tuple[tf.Graph, Mapping[str, Any]]:
 def _check(graphs: Mapping[str, Any], memory: Mapping[str, Size]) -> None:
     if not isinstance(graphs, Mapping) or not graphs:
         raise ModelError(sentence("graphs by name", repr(graphs)[:60], 'pass {"a": graph_a, "b": graph_b}'))
+    Arguments(ModelError).mapping("graphs", graphs, 'pass {"a": graph_a, "b": graph_b}')
     for name, cap in Arguments().mapping("memory", memory, 'pass memory={"a": "2GiB"}').items():
         if name not in graphs:
             raise OptionError(

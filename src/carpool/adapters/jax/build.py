@@ -16,6 +16,7 @@ from carpool.adapters.jax.keys import init_key
 from carpool.adapters.jax.optimizer import Begin, build_optimizer, is_nnx
 from carpool.adapters.named import imported
 from carpool.ambient import seeded
+from carpool.arguments import missing
 from carpool.errors import DataError, JobError, LossError, ModelError, OptimizerError, described, sentence
 from carpool.job import Job
 from carpool.positions import positions
@@ -156,6 +157,7 @@ def build_model(job: Job, data: Arrays) -> Any:
                     job, "parameters, a module, or a function of a key", type(made).__name__, "see Job.model"
                 )
             )
+        _check_factory(job, made)
         with seeded(job.seed):
             made = made(init_key(job.seed))
     if _is_unbound_linen(made):
@@ -170,6 +172,17 @@ def build_model(job: Job, data: Arrays) -> Any:
             )
         )
     return made
+
+
+def _check_factory(job: Job, factory: Any) -> None:
+    """Whether it can be called with a key alone."""
+    wanted = missing(factory, "key")
+    if wanted is None:
+        return
+    name = str(getattr(factory, "__name__", type(factory).__name__)).strip("<>")
+    received = f"{name}, which also wants {', '.join(wanted)}" if wanted else f"{name}, which takes none"
+    remedy = "write it as a function of the key that its random numbers come from: lambda key: ..."
+    raise ModelError(says(job, "a function of a key alone that makes a model", received, remedy))
 
 
 def _is_model(model: Any) -> bool:

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from carpool.arguments import Arguments
+from carpool.errors import ModelError
+
 
 @dataclass(frozen=True)
 class Model:
@@ -23,6 +26,9 @@ class Model:
     parameters: Any
     apply: Callable[..., Any]
     state: Any = None
+
+    def __post_init__(self) -> None:
+        Arguments(ModelError).function("apply", self.apply, "pass a function of (parameters, x)")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         held = () if self.state is None else (self.state,)

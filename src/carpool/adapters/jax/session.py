@@ -178,7 +178,7 @@ class StackedSession(FusedSession):
             began = time.perf_counter()
             compiled.result()
             self._prepare_s = max(self._prepare_s, time.perf_counter() - began)
-            self._prepared(chunk.size, self.width, True, time.perf_counter() - began)
+            self._prepared(chunk.size, self.width, "compiled", time.perf_counter() - began)
         run = compiled.result()
         return run(*typed((*inputs[:4], first, inputs[5], active, np.int32(chunk.steps))))
 

@@ -13,10 +13,13 @@ import numpy as np
 from carpool.adapters.keras.data import Arrays, Given, arrays, given, key, split
 from carpool.adapters.keras.moments import Moments
 from carpool.adapters.keras.nests import said
-from carpool.errors import DataError, JobError, ModelError, OptionError, sentence
+from carpool.errors import DataError, JobError, ModelError, OptionError, meant, sentence
 from carpool.job import Job
 from carpool.planning.cursor import Course
 from carpool.positions import positions
+
+_OF_THE_JOB = ("batch_size", "epochs", "shuffle", "validation_data", "callbacks", "seed", "index")
+"""Arguments of `carpool.fit` that a Job has a field for: what else may be meant by a word that nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,11 @@ def _options(job: Job) -> Options:
     if unknown is not None:
         raise OptionError(
             f"Job {job.name!r}: "
-            + sentence(f"fit arguments out of {', '.join(sorted(known))}", repr(unknown), "leave it out")
+            + sentence(
+                f"fit arguments out of {', '.join(sorted(known))}",
+                repr(unknown),
+                meant(unknown, (*known, *_OF_THE_JOB)) or "leave it out",
+            )
         )
     options = Options(**asked)
     if not 0 <= options.initial_epoch < job.epochs:

@@ -14,7 +14,6 @@ import torch
 from keras.src import tree
 from keras.src.backend.torch.core import device_scope
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
@@ -22,6 +21,7 @@ from carpool.adapters.keras.torch_constants import fold, holds, host_reads
 from carpool.adapters.keras.torch_scope import batchable, on_the_device
 from carpool.adapters.keras.torch_state import Layout, State
 from carpool.adapters.keras.torch_step import Step, Values, depended, results, test_step, train_step
+from carpool.adapters.torch.faking import faked
 from carpool.adapters.torch.program import Program, Tensors, trace_only
 from carpool.adapters.torch.tracing import graph_of
 from carpool.kernels.refusal import Unstackable
@@ -151,7 +151,7 @@ def _member(model: Any, kind: str, values: Values, batch: Any) -> Step:
 def _used(model: Any, values: Values, batch: Any) -> tuple[bool, ...]:
     """Found on tensors without numbers, apart from the trace that is under way."""
     with disable_proxy_modes_tracing(), torch.enable_grad():
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        fake = faked()
 
         def shaped(leaf: Any) -> Any:
             if leaf is None:
@@ -230,7 +230,7 @@ def attempt(
     length, size = shape
     layout = Layout(model)
     step = stack_step(model, layout, "train", samples, size, width, device)
-    with FakeTensorMode(allow_non_fake_inputs=True):  # nothing is allocated
+    with faked():  # nothing is allocated
         leaves = [
             torch.empty(length, *leaf.shape[1:], dtype=leaf.dtype, device=device)
             for leaf in tree.flatten(samples)

@@ -29,6 +29,7 @@ class KerasAdapter(Adapter):
     """Compiled Keras models, on the backend that is loaded."""
 
     name = "keras"
+    has_callbacks = True
 
     def __init__(self, compile: str | bool = "auto") -> None:
         super().__init__(compile)

@@ -69,7 +69,9 @@ class RowsSession(FusedSession):
             began = time.perf_counter()
             self._programs[known] = made = self._made(known)
             is_compiled = self._is_jit and made.plain_reason is None
-            self._prepared(size, self.width, is_compiled, time.perf_counter() - began)
+            self._prepared(
+                size, self.width, "compiled" if is_compiled else "traced", time.perf_counter() - began
+            )
         return self._programs[known]
 
     def _made(self, size: int | None) -> Program:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -16,14 +16,15 @@ _MOVES = frozenset(
 """Operations that round nothing. Views say so themselves."""
 
 
-def lowest(graph: Graph, tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """The least precise type in which numbers are rounded on their way into the tensors of a step, beside that of the weights.
+def lowest(graph: Graph, names: Iterable[str]) -> torch.dtype:
+    """The least precise type in which numbers are rounded on their way into the tensors of a step, or when they are written there.
 
     What ends in a comparison is left out: a dropout mask is drawn in single precision everywhere, and is the same to the bit. So is the
-    count of an optimizer, which torch keeps in single precision for weights of any type.
+    count of an optimizer, which torch keeps in single precision for weights of any type: `names` are those of the step's tensors.
     """
-    found = {_named(tensors["weights"].dtype)}
-    found |= {_type(node) for node in _behind(_writes(graph, tensors)) if _rounds(node)}
+    writes = list(_writes(graph, names))
+    found = {kind for node in writes if (kind := _type(node))}
+    found |= {_type(node) for node in _behind(writes) if _rounds(node)}
     return getattr(torch, fidelity.lowest(found))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -21,13 +22,29 @@ from carpool.kernels.refusal import Unkeyed, Unstackable
 _OURS = str(Path(__file__).parents[2])
 _TORCHS = str(Path(torch.__file__).parent)
 _LONGEST = 300
+_MISTAKES = (KeyError, AttributeError, NameError, AssertionError)
+"""What a call with arguments that do not fit would hardly raise in our own lines."""
 
 
 def blame(error: BaseException) -> str:
     """An error in one line, with the user's own line that led to it."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     line = _users_line(traceback.extract_tb(error.__traceback__))
+    _tell_if_ours(error, frames, line)
     return _sentence(error, frames)[:_LONGEST] + (f" (at {line})" if line else "")
+
+
+def _tell_if_ours(error: BaseException, frames: Sequence[FrameType], line: str | None) -> None:
+    """A fault in our own lines, which nobody else's led to, is nothing that a model has: trained another way, it would stay hidden."""
+    if not frames or line is not None or not isinstance(error, _MISTAKES):
+        return
+    last = frames[-1].f_code
+    if last.co_filename.startswith(_OURS):
+        at = f"{Path(last.co_filename).name}, {last.co_name}"
+        warnings.warn(
+            f"carpool: a fault of its own keeps a step from being traced, so its job trains another way ({described(error)}, in {at})",
+            stacklevel=3,
+        )
 
 
 def _sentence(error: BaseException, frames: Sequence[FrameType]) -> str:

@@ -39,14 +39,14 @@ class Feed:
         window: Window | None,
     ) -> None:
         self._recipe, self._tensors, self._known = recipe, tensors, known
-        self._batch_size, self._hypers, self._window = batch_size, hypers, window
+        self.batch_size, self._hypers, self._window = batch_size, hypers, window
         self._device = tensors["order"].device
         self.orders = Orders(tensors["order"])
         self._rows: Rows | None = None
 
     def moved(self, rows: Sequence[int], known: Sequence[Known | None], hypers: Hypers) -> Feed:
         """The feed of a stack into which these rows were taken over, in this order."""
-        made = Feed(self._recipe, self._tensors, known, self._batch_size, hypers, self._window)
+        made = Feed(self._recipe, self._tensors, known, self.batch_size, hypers, self._window)
         made.orders = self.orders.moved(rows, self._tensors["order"])
         return made
 
@@ -95,7 +95,7 @@ class Feed:
         if self._window is not None:
             arrays = [tensor for name, tensor in feed.items() if name.startswith("data:")]
             self._window.lay([self._stream_of(row) for row in chunk.rows], steps, arrays)
-        starts = where.batches * self._batch_size if self._window is None else np.zeros_like(where.batches)
+        starts = where.batches * self.batch_size if self._window is None else np.zeros_like(where.batches)
         told = sent(np.stack([starts, where.batches, where.steps]), self._device)
         stack.activate(feed, rows.device, told[0])
         feed["batch"][rows.device] = told[1]
@@ -137,4 +137,4 @@ class Feed:
         """Where in a row's order the batch lies that comes so many after the cursor's."""
         if self._window is not None:
             return ahead * size
-        return (cursor.batch + ahead) * self._batch_size
+        return (cursor.batch + ahead) * self.batch_size

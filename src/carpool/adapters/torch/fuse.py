@@ -9,15 +9,15 @@ from operator import is_
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.optim import Optimizer
 
-from carpool import recall
+from carpool import machine, recall
 from carpool.adapters.base import Fuser, Prepared
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Built
+from carpool.adapters.torch.faking import faked
 from carpool.adapters.torch.footprint import peak_bytes
 from carpool.adapters.torch.fused import StackedSession, make_window
 from carpool.adapters.torch.layout import make_layout
@@ -25,6 +25,7 @@ from carpool.adapters.torch.pace import pace_key
 from carpool.adapters.torch.panels import Panels, panels_of
 from carpool.adapters.torch.probe import Probe
 from carpool.adapters.torch.program import Tensors, trace_only
+from carpool.adapters.torch.resident import Code, code_of
 from carpool.adapters.torch.rowwise import is_apart
 from carpool.adapters.torch.sharing import reads_alike, shared_leaves
 from carpool.adapters.torch.stacked import PhaseRecipe, Recipe, train_step
@@ -37,6 +38,7 @@ from carpool.ambient import Ambient
 from carpool.errors import failure
 from carpool.job import Job
 from carpool.kernels.convolve import gains
+from carpool.kernels.resident.builder import Refused
 from carpool.kernels.updates import UNFUSED, UPDATES
 from carpool.memory.estimate import Footprint
 from carpool.planning.cursor import Course, Cursor, cut
@@ -54,6 +56,11 @@ class Known:
     course: Course
 
 
+_QUICK_FLOPS = (
+    10e6  # of a step: a core takes 0.3 ms for them, as long as it takes to begin an eager step's operators
+)
+_LONG_ALONE = 1000  # steps
+_LONG_LAUNCHES = 200  # from here on machine code, made in some 0.2 s, is expected to pay
 _WASTE = 1.05  # allocators round sizes up
 _WORKSPACE_BYTES = 32 << 20  # what cuBLAS and cuDNN keep for a stream
 
@@ -74,7 +81,77 @@ class TorchFuser(Fuser):
 
     def refusal(self, jobs: Sequence[Job]) -> str | None:
         known = [self._known(job) for job in jobs]
-        return untraced_refusal(known) or self._trace_refusal(known)
+        return untraced_refusal(known) or self._trace_refusal(known) or self._code_refusal(known)
+
+    def _code_refusal(self, known: Sequence[Known]) -> str | None:
+        """Why a step that must be machine code cannot be. Where it may be, making it begins, if the run is long."""
+        if not self._may_be_code(known):
+            return None
+        code = self._code(known)
+        if isinstance(code, str):
+            return f"its steps cannot be machine code: {code}" if self._compile == "resident" else None
+        machine.begin(code.source)
+        return None
+
+    def outlook(self, jobs: Sequence[Job]) -> str:
+        """Whether their steps can be machine code, where that is worth saying."""
+        known = [self._known(job) for job in jobs]
+        if not self._may_be_code(known):
+            return ""
+        code = self._code(known)
+        if isinstance(code, str):
+            return f"not as machine code: {code}"
+        return "as machine code, where that is faster" if self._compile == "auto" else "as machine code"
+
+    def code(self, jobs: Sequence[Job]) -> str:
+        """The C of a training step of theirs; where there is none, a comment that says why."""
+        made = self._shown([self._known(job) for job in jobs])
+        if isinstance(made, Code):
+            return f"/* one member's training step, on a batch of {made.size} */\n{made.source}"
+        return f"/* none: {made.replace('*/', '* /')} */"
+
+    def _shown(self, known: Sequence[Known]) -> Code | str:
+        if (device := self._device()) != "cpu":
+            return f"steps on {device} are not machine code"
+        if isinstance(known[0].built.data, Streamed):
+            return "batches of a stream do not lie where machine code could gather them"
+        return self._lowered(known)
+
+    def _may_be_code(self, known: Sequence[Known]) -> bool:
+        """Whether a run is on a CPU and so long that machine code may pay."""
+        first = known[0]
+        if self._compile not in ("auto", "resident") or self._device() != "cpu":
+            return False
+        if isinstance(first.built.data, Streamed) or untraced_refusal(known[:1]) is not None:
+            return False
+        return self._compile == "resident" or first.course.steps >= _LONG_LAUNCHES
+
+    def is_quick_alone(self, job: Job, alike: int) -> bool:
+        """Whether a job alone takes its steps as machine code: one core is through before an operator would have begun."""
+        known = [self._known(job)]
+        if not self._may_be_code(known):
+            return False
+        code = self._code(known)
+        if isinstance(code, str) or self._compile == "resident":
+            return not isinstance(code, str)
+        return code.flops <= _QUICK_FLOPS and known[0].course.steps * alike >= _LONG_ALONE
+
+    def _code(self, known: Sequence[Known]) -> Code | str:
+        """The machine code of a training step, or why there is none."""
+        return machine.unavailable() or self._lowered(known)
+
+    def _lowered(self, known: Sequence[Known]) -> Code | str:
+        """The same where nothing could compile it."""
+        first, width = known[0], len(known)
+        try:
+            recipe = self._recipe(known, width)
+            _, tensors = self._traced(known, width)
+            return code_of("train", (first.signature, recipe.sharing), recipe, _batch_size(first), tensors)
+        except Refused as refused:
+            return str(refused)
+        except BaseException as error:
+            failure(error)
+            return blame(error)
 
     def _trace_refusal(self, known: Sequence[Known]) -> str | None:
         """Traces the step at the width it would run at; the trace is remembered for `open`, and so is what it raises for jobs alike."""
@@ -116,7 +193,7 @@ class TorchFuser(Fuser):
         panels = panels or panels_of(first, recipe, width, device)
         held = make_window(known) or Pool([member.built.data for member in known])
         longest = held.length if isinstance(held, Window) else max(member.course.length for member in known)
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with faked():
             tensors = stack.state_tensors(
                 recipe.layout, first.built, panels.width, len(recipe.values), device, recipe.shared
             )
@@ -144,7 +221,7 @@ class TorchFuser(Fuser):
     def _peak(self, known: Sequence[Known], width: int) -> tuple[int, int]:
         """The most that is alive in a step, and what checking one of the members takes."""
         traced, tensors = self._traced(known, width, Panels(1, width))
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with faked():
             empty = [torch.empty_like(tensor) for tensor in tensors.values()]
             return peak_bytes(traced, empty), stack.checked_bytes(tensors)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from carpool.adapters.base import (
     MetricColumns,
     MetricRow,
     Prepared,
+    Reading,
     StepFailure,
     Ticket,
 )
@@ -29,26 +31,28 @@ from carpool.adapters.torch.absorb import restore_into
 from carpool.adapters.torch.behaviour import job_signature
 from carpool.adapters.torch.check import try_step
 from carpool.adapters.torch.clock import Clock, Receipt, Stream
+from carpool.adapters.torch.epochs import Epochs, Shown
 from carpool.adapters.torch.feed import Feed
 from carpool.adapters.torch.full import is_full
 from carpool.adapters.torch.hypers import Ahead, Hypers
-from carpool.adapters.torch.pace import alone_step, pace_key
+from carpool.adapters.torch.launch import OutOfBounds, Resident
+from carpool.adapters.torch.pace import alone_step, pace_key, shortest
 from carpool.adapters.torch.panels import panels_of
 from carpool.adapters.torch.program import Program
-from carpool.adapters.torch.programs import Programs
+from carpool.adapters.torch.programs import FEWEST_LAUNCHES, Programs
 from carpool.adapters.torch.stacked import Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.threads import Threads
 from carpool.adapters.torch.transfer import sent
-from carpool.adapters.torch.validation import Evaluated, Validation
+from carpool.adapters.torch.validation import Validation
 from carpool.adapters.torch.verify import RowsRaised, Verifier
 from carpool.adapters.torch.window import Window
 from carpool.errors import described, failure
 from carpool.job import Job, share_of
 from carpool.memory import heap
 from carpool.planning.cursor import Chunk, Supply, launches
-from carpool.planning.trials import Trial
+from carpool.planning.trials import Form, Trial
 from carpool.planning.widths import spread
 from carpool.windows import measured
 
@@ -57,6 +61,8 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, Tensor]
 
+_EAGER_S = 60e-6
+"""No step runs faster than this operator by operator."""
 _CONFIRMED = 16  # members whose step alone is compared with a compiled step before it is taken up
 
 
@@ -84,13 +90,14 @@ class StackedSession(FusedSession):
         self._known: list[Known | None] = [*known, *[None] * (self.width - len(known))]
         self._lookup, self._stacks = lookup, stacks
         self._threads = threads or Threads()
-        self.note = self._threads.note
         self._pool = Pool([member.built.data for member in known])
         self._window = make_window(known)
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
         self.schedules = _has_timers(known)
         key = (self._first.signature, recipe.sharing)
-        self._programs = Programs(key, self._panels, device, compile, prepared, repeats=width > 1)
+        self._programs = Programs(
+            key, self._panels, device, compile, prepared, width > 1, lambda: self._threads.most
+        )
         self._best: Tensors = {}
         self._dead: set[int] = set()
         self._versions: dict[int, list[int]] = {}
@@ -98,9 +105,10 @@ class StackedSession(FusedSession):
         self._took_s: dict[int, float] = {}
         """Seconds of a launch by its batch size: beside other streams one takes longer, so the shortest that was seen."""
         self._busy_s = 0.0
-        self._tensors = self._allocated(known)
+        self._raw = self._allocated(known)
+        self._epochs: Epochs | None = None
         self._feed = Feed(
-            recipe, self._tensors, self._known, self._first.course.batch_size, self._hypers, self._window
+            recipe, self._raw, self._known, self._first.course.batch_size, self._hypers, self._window
         )
         self._validation = self._validated()
         self._fill(range(len(known)), [stack.initial_states(member.built) for member in known])
@@ -117,6 +125,35 @@ class StackedSession(FusedSession):
         except BaseException:  # a session that cannot be opened holds up nobody
             self._stream.close()
             raise
+        self._begin_codes()
+
+    @property
+    def note(self) -> str:  # type: ignore[override]  # what is known when a member has ended
+        return self._programs.note or self._threads.note
+
+    @property
+    def _tensors(self) -> Tensors:
+        """The stack's tensors, once everything that it was told has been computed."""
+        if self._epochs is not None:
+            self._epochs.settle()
+        return self._raw
+
+    @property
+    def in_flight(self) -> int:  # type: ignore[override]  # of machine code, as many chunks as a launch or two
+        return self._epochs.in_flight if self._epochs is not None else 2
+
+    def _begin_codes(self) -> None:
+        """Begins to make the machine code of all steps that a long run will take."""
+        if self._device != "cpu" or self._window is not None:
+            return
+        sizes = launches([member.course for member in self._known if member]).by_size
+        if max(sizes.values(), default=0) < FEWEST_LAUNCHES:
+            return
+        for size in sizes:
+            self._programs.begin("train", size, self._raw, self._recipe)
+        if self._validation is not None:
+            for size in self._validation.sizes(self._first.course.batch_size):
+                self._programs.begin(self._validation.kind, size, self._validation.tensors, self._recipe)
 
     def turn(self) -> AbstractContextManager[object]:
         return self._threads.inside() if self._device == "cpu" else self._stream.turn()
@@ -142,13 +179,14 @@ class StackedSession(FusedSession):
 
     def _validated(self) -> Validation | None:
         held = {row: m.built.validation for row, m in enumerate(self._known) if m and m.built.validation}
-        return Validation(self._recipe, self._tensors, held, self._store, self._device) if held else None
+        return Validation(self._recipe, self._raw, held, self._store, self._device) if held else None
 
     def _fill(self, rows: Sequence[int], states: Sequence[JobState]) -> None:
         stack.write_rows(self._layout, self._tensors, rows, states)
         seeds = torch.tensor([self._member(row).built.seed for row in rows], device=self._device)
         self._tensors["seeds"][torch.tensor(list(rows), device=self._device)] = seeds
         self._dead -= set(rows)
+        self._epochs = None  # it was of those who were there before
         for row in rows:
             built = self._member(row).built
             self._versions[row] = _versions(built.model)
@@ -173,6 +211,9 @@ class StackedSession(FusedSession):
     def advance(self, chunk: Chunk) -> Ticket:
         self._take_compiled(chunk)
         ahead = self._feed.ahead(chunk)
+        if (resident := self._resident(chunk)) is not None and not ahead.errors:
+            return Ticket(chunk, (self._gather().train(chunk, ahead, resident), ahead, None))
+        self._settle()
         try:
             self._feed.tell(chunk, chunk.steps)
             self._feed.lay(ahead)
@@ -193,6 +234,22 @@ class StackedSession(FusedSession):
             raise self._failure(chunk, ahead, error, program) from error
         self._feed.used(chunk, chunk.steps)
         return self._ticket(chunk, ahead, clock.stop())
+
+    def _resident(self, chunk: Chunk) -> Resident | None:
+        """The chunk's steps as machine code, where that is ready."""
+        if self._window is not None or self._device != "cpu":
+            return None
+        return self._programs.resident("train", chunk.size)
+
+    def _gather(self) -> Epochs:
+        """What gathers chunks into launches of machine code."""
+        if self._epochs is None:
+            self._epochs = Epochs(self._recipe, self._raw, self._feed, self._hypers.clip)
+        return self._epochs
+
+    def _settle(self) -> None:
+        if self._epochs is not None:
+            self._epochs.settle()
 
     def _take_compiled(self, chunk: Chunk) -> None:
         """Goes on with the compiled step once it is there, if members alone agree with it; else the traced one stays."""
@@ -249,14 +306,29 @@ class StackedSession(FusedSession):
                 self._dead.add(rows[place])
                 self._hypers.rewind(rows[place], int(steps[place]), ahead)
         sums = {name: own[:, column].astype(np.float64) for column, name in enumerate(names)}
-        return MetricColumns(rows, steps, steps * ticket.chunk.size, sums, dead)
+        errors = self._raised(ticket, receipt) if isinstance(receipt, Shown) else {}
+        return MetricColumns(rows, steps, steps * ticket.chunk.size, sums, dead, errors)
 
-    def _stopped(self, chunk: Chunk, ahead: Ahead) -> list[Ticket]:
+    def _raised(self, ticket: Ticket, shown: Shown) -> dict[int, BaseException]:
+        """What rows of a launch that was gathered raised: their own step says it, from where they stand."""
+        self._busy_s += shown.seconds
+        errors: dict[int, BaseException] = {}
+        for row in np.flatnonzero(shown.faults >= 0).tolist():
+            chunk, steps = ticket.chunk.of({row}), int(shown.faults[row])
+            self._settle()
+            self._feed.tell(chunk, 1)
+            case = self._feed.case(row, chunk.cursors[0], steps, chunk.size)
+            errors[row] = try_step(self._recipe, case) or OutOfBounds({row: steps})
+            self._dead.add(row)
+            self._hypers.rewind(row, steps, ticket.payload[1])
+        return errors
+
+    def _stopped(self, chunk: Chunk, ahead: Ahead, program: Program | None = None) -> list[Ticket]:
         """A chunk that went no further: panels before the one that raised are through, those after it have not begun."""
-        done, tickets = self._tensors["k"].tolist(), []
+        tickets = []
         by_steps: dict[int, list[int]] = {}
-        for row in chunk.rows:
-            by_steps.setdefault(done[self._panels.of(row)], []).append(row)
+        for row, steps in self._done(chunk.rows, program).items():
+            by_steps.setdefault(steps, []).append(row)
         for steps, rows in by_steps.items():
             for row in rows:
                 self._hypers.rewind(row, steps, ahead)
@@ -272,22 +344,37 @@ class StackedSession(FusedSession):
 
         A failure nobody owns is the group's.
         """
-        done = self._tensors["k"].tolist()
+        done, short = self._done(chunk.rows, program), self._short(program)
         errors: dict[int, BaseException] = {}
         for row, cursor in zip(chunk.rows, chunk.cursors, strict=True):
-            panel = self._panels.of(row)
-            if program is not None and panel != program.at:
+            if program is not None and (self._panels.of(row) != program.at or (short and row not in short)):
                 continue
-            case = self._feed.case(row, cursor, done[panel], chunk.size)
+            case = self._feed.case(row, cursor, done[row], chunk.size)
             if (own := try_step(self._recipe, case)) is not None:
                 errors[row] = own
-        return StepFailure(self._stopped(chunk, ahead), errors) if errors else error
+            elif row in short:
+                errors[row] = error
+        return StepFailure(self._stopped(chunk, ahead, program), errors) if errors else error
+
+    def _done(self, rows: Sequence[int], program: Program | None) -> dict[int, int]:
+        """How many steps of the launch each row has taken."""
+        done = self._tensors["k"].tolist()
+        return {row: done[self._panels.of(row)] for row in rows} | {
+            row: steps for row, steps in self._short(program).items() if row in rows
+        }
+
+    def _short(self, program: Program | None) -> dict[int, int]:
+        """The rows that raised by themselves, while their panel went on: how many steps they took."""
+        if program is None:
+            return {}
+        return {program.at * self._panels.rows + row: steps for row, steps in program.short.items()}
 
     def _train_program(self, size: int) -> Program:
         return self._program("train", size, lambda: train_step(self._recipe, size), self._tensors)
 
     def _program(self, kind: str, size: int, make: Callable[[], Any], tensors: Tensors) -> Program:
-        program = self._programs.get(kind, size, make, tensors, lambda: self._launches(kind, size))
+        launches = partial(self._launches, kind, size)
+        program = self._programs.get(kind, size, make, tensors, launches, self._recipe)
         if kind != "train":  # a training step is taken up between chunks, and looked at first
             self._programs.take_compiled(kind, size)
         return program
@@ -305,9 +392,17 @@ class StackedSession(FusedSession):
         begun = self.begin_evaluating(rows)
         return tuple(begun.read()) if begun is not None else ()
 
-    def begin_evaluating(self, rows: Sequence[int]) -> Evaluated | None:
+    def begin_evaluating(self, rows: Sequence[int]) -> Reading | None:
         if self._validation is None:
             return None
+        if self._epochs is not None:
+            kind, size = self._validation.kind, self._first.course.batch_size
+            ready = self._epochs.validate(
+                rows, size, self._validation, lambda batch: self._programs.resident(kind, batch)
+            )
+            if ready is not None:
+                return ready
+        self._settle()
         try:
             return self._validation.begin(rows, self._first.course.batch_size, self._program)
         except Exception as error:
@@ -374,22 +469,33 @@ class StackedSession(FusedSession):
         return self._compared(chunk)  # it may be worth it compiled
 
     def _compared(self, chunk: Chunk) -> tuple[Trial | None, bool]:
+        launch, form = self._launch(chunk)
         case = self._feed.case(chunk.rows[0], chunk.cursors[0], 0, chunk.size)
-        launch, compiled = self._launch(chunk)
         step = alone_step(self._recipe, case, self._first.probe.random)
+        if form == "resident" and (together_s := launch()) < _EAGER_S * self._members():
+            # Its operators alone take longer to begin than that: one look is enough to say by how much.
+            with Threads(1).inside():
+                alone_s = shortest(step)
+            self._took_s.setdefault(chunk.size, together_s)
+            return Trial(self._members(), together_s, alone_s, form="resident"), False
         found = measured([launch, lambda: self._threads.outside(step)])
         self._took_s.setdefault(chunk.size, found.seconds[0])
-        trial = Trial(self._members(), found.seconds[0], found.seconds[1], compiled)
+        trial = Trial(
+            self._members(),
+            *found.seconds,
+            compiled=form == "compiled",
+            form="resident" if form == "resident" else "",
+        )
         return trial if found.agrees else None, found.busy
 
     def _members(self) -> int:
         return sum(member is not None for member in self._known)
 
-    def _launch(self, chunk: Chunk) -> tuple[Callable[[], float], bool]:
-        """What takes one launch of the chunk, on idle rows, and returns its seconds; and whether it is compiled."""
+    def _launch(self, chunk: Chunk) -> tuple[Callable[[], float], Form]:
+        """What takes one launch of the chunk, and keeps nothing, and returns its seconds; and how it runs."""
         self._feed.tell(chunk, 1)
         program = self._train_program(chunk.size)
-        return program.launch_s, program.compiled
+        return program.launch_s, program.form
 
     # Rows in and out
 
@@ -448,7 +554,8 @@ class StackedSession(FusedSession):
         moved = {row: place for place, row in enumerate(occupied)}
         index = torch.tensor((occupied * width)[:width], device=self._device)
         rows = [name for name in self._tensors if not name.startswith(("data:", "shared:")) and name != "k"]
-        self._tensors |= {name: self._tensors[name].index_select(0, index) for name in rows}
+        self._raw |= {name: self._raw[name].index_select(0, index) for name in rows}
+        self._epochs = None
         self._best = {name: best.index_select(0, index) for name, best in self._best.items()}
         self._known = [*(self._known[row] for row in occupied), *[None] * (width - len(occupied))]
         self._hypers = self._hypers.moved(occupied, width)
@@ -502,11 +609,13 @@ class StackedSession(FusedSession):
         return self._peak_bytes
 
     def close(self) -> None:
+        self._settle()
+        self._epochs = None
         self._stream.close()
         if self._window is not None:
             self._window.close()
         self._programs = self._programs.anew(self._panels)
-        self._tensors.clear()  # whoever has the dictionary, a traceback say, holds no tensor by it
+        self._raw.clear()  # whoever has the dictionary, a traceback say, holds no tensor by it
         self._best, self._validation = {}, None
         if self._device.startswith("cuda"):
             torch.cuda.empty_cache()

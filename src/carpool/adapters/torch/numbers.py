@@ -11,8 +11,10 @@ from operator import attrgetter
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
+
+from carpool.adapters.torch.faking import faked
 
 _HOST = torch.device("cpu")
 
@@ -73,7 +75,7 @@ def _devices(module: GraphModule, inputs: Sequence[Tensor]) -> dict[Node, torch.
                 found[n] = value.device
             return value
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with faked():
         blank = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in inputs]
         Watch(module).run(*blank)
     return found

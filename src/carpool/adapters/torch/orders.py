@@ -30,6 +30,18 @@ class Orders:
         self._lengths[row], self._shuffles[row], self._epochs[row] = len(places), shuffle, -1
         self._forget([row])
 
+    @property
+    def order(self) -> Tensor:
+        return self._order
+
+    def renew(self) -> None:
+        """From now on in a tensor of its own: the one before stays as it is."""
+        self._order = self._order.clone()
+
+    def begins(self, rows: Rows, epochs: np.ndarray) -> bool:
+        """Whether a row starts an epoch."""
+        return bool((self._epochs[rows.place] != epochs).any())
+
     def lay(self, rows: Rows, epochs: np.ndarray) -> None:
         """Lays out the order of the epoch for those rows that start one; `epochs` has one for each, or one for all."""
         begins = self._epochs[rows.place] != epochs

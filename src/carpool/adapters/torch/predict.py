@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from carpool.adapters.torch.faking import faked
 from carpool.adapters.torch.inputs import Inputs, check_lengths, joined, read_inputs
 from carpool.adapters.torch.signature import model_signature
 from carpool.adapters.torch.template import leaves_of, modes_kept, shared_names, template
@@ -149,7 +149,7 @@ def _width(models: Sequence[nn.Module], batch: Inputs, device: str) -> int:
 def _largest_bytes(model: nn.Module, batch: Inputs) -> int:
     """The largest tensor of a forward pass, seen on tensors without contents."""
     try:
-        with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True) as fake, _Largest() as seen:
+        with _disable_current_modes(), faked() as fake, _Largest() as seen:
             empty = Inputs(
                 tuple(fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf for leaf in batch.leaves),
                 batch.nest,

@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from carpool.adapters.torch.blame import blame
 from carpool.adapters.torch.build import Arrays, Built, Step
+from carpool.adapters.torch.faking import faked
 from carpool.adapters.torch.phases import combined
 from carpool.adapters.torch.work import Convolved
 from carpool.ambient import drawn, seeded
@@ -90,8 +91,7 @@ def probe(built: Built, behaviour: Callable[[Built], Entries]) -> Probe:
     try:
         twin = replace(built, model=_twin(built.model))
         before = behaviour(twin)
-        fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        with seeded(built.seed), drawn() as generators, torch.enable_grad(), fakes as fake:
+        with seeded(built.seed), drawn() as generators, torch.enable_grad(), faked() as fake:
             held = [_held(built, number) for number in range(len(built.phases))]
             shown = _probe(twin, fake, held)
         changed = _changed(before, behaviour(twin))

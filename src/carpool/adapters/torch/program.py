@@ -17,6 +17,7 @@ from operator import attrgetter
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
 from carpool.adapters.torch import precision
@@ -31,9 +32,13 @@ from carpool.adapters.torch.compiler import (
     mark,
     request,
 )
+from carpool.adapters.torch.faking import unlogged
+from carpool.adapters.torch.launch import OutOfBounds, Resident
+from carpool.adapters.torch.resident import Code
 from carpool.adapters.torch.tracing import graph_of
 from carpool.adapters.torch.tuning import timed_as_captured
 from carpool.errors import described
+from carpool.planning.trials import Form
 
 Tensors = dict[str, Tensor]
 
@@ -41,6 +46,8 @@ STEPS_PER_GRAPH = (
     16  # gains 3 % over single steps at 256 tiny members; kernels, not launches, bound it from there
 )
 _REMEMBERED = 128
+_MOST_NODES = 1 << 14  # operations of traces that are kept after a run: 3 kB each
+_MOST_SHAPES = 1 << 12  # answers of torch about tensors without contents, of which it never drops one
 # Cold compilation of a small network, measured on 2 cores and on an H200, and of each further operation: on the H200 a ResNet-18's 2,400 took 50 s.
 _compile_guess_s = {"cpu": (6.0, 0.03), "cuda": (12.0, 0.018)}
 _FIRST_S = 12.0  # more, of processor time, what is compiled first on a machine: 19.5 against 6.5 s of the demo's step, on 2 cores
@@ -109,11 +116,32 @@ class Program:
         self.at = 0
         """The panel that runs, or ran last."""
         self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self.resident: Resident | None = None
+        """Its steps as machine code, once it runs so."""
+        self.short: dict[int, int] = {}
+        """Rows of the panel that raised which took fewer steps of the launch than the others, and how many."""
         self.prepare_s = time.perf_counter() - started
 
     @property
     def compiled(self) -> bool:
         return self._call is self._ready.compiled
+
+    @property
+    def form(self) -> Form:
+        """How it runs."""
+        if self.resident is not None:
+            return "resident"
+        return "compiled" if self.compiled else "traced"
+
+    def made_resident(self, code: Code, threads: Callable[[], int]) -> Resident:
+        """Its steps as machine code, timed. Raises what making it raises."""
+        started = time.perf_counter()
+        try:
+            made = Resident(code, self._panels, threads)
+            made.launch_s()
+            return made
+        finally:
+            self.prepare_s += time.perf_counter() - started
 
     @property
     def lowest(self) -> torch.dtype:
@@ -163,6 +191,8 @@ class Program:
     @property
     def is_compiling(self) -> bool:
         """Whether compiling goes on in the background, or another session's is through and was not taken up here."""
+        if self.resident is not None:
+            return False
         return self._ready.compiling is not None or self._call is not self._ready.best
 
     def take_compiled(self, wait: bool = False) -> bool:
@@ -211,6 +241,8 @@ class Program:
 
         Each panel is timed when it has just run, and is in the cache, as it is at all steps of a chunk but the first.
         """
+        if self.resident is not None:
+            return self.resident.launch_s()
         call = self._call if self._device.type != "cuda" else lambda *_: self._graph(1).replay()
         taken: list[float] = []
 
@@ -241,10 +273,21 @@ class Program:
             if len(self._panels) > 1 and not tensors["active"].any():
                 continue
             self.at = number
+            if self.resident is not None:
+                self._run_resident(self.resident, number, steps)
+                continue
             for _ in range(steps):
                 self._begun = self._writes()
                 self._call(*inputs)
         self._begun = None
+
+    def _run_resident(self, resident: Resident, panel: int, steps: int) -> None:
+        self.short = {}
+        try:
+            resident.run(panel, steps)
+        except OutOfBounds as error:
+            self.short = error.steps
+            raise
 
     def capture(self, steps: int) -> None:
         """Captures what so many steps take, on a device that captures; that runs a step with no row active."""
@@ -310,10 +353,20 @@ class Program:
             torch.cuda.current_stream().synchronize()
 
 
-def stop_compiling() -> None:
-    """Nothing is compiled in the background any more, for whomever it was."""
-    for ready in _memory.values():
+def end_run() -> None:
+    """Nothing is compiled in the background any more, for whomever it was, and little of what was traced is kept."""
+    kept = list(_memory.values())
+    for ready in kept:
         ready.stop()
+    nodes = sum(map(_size, kept))
+    while nodes > _MOST_NODES and len(_memory) > 1:
+        nodes -= _size(_memory.popitem(last=False)[1])
+    if FakeTensorMode.cache_info().size > _MOST_SHAPES:
+        FakeTensorMode.cache_clear()
+
+
+def _size(ready: _Ready) -> int:
+    return len(ready.traced.graph.nodes)
 
 
 def _trace(
@@ -324,11 +377,12 @@ def _trace(
     def flat(*inputs: Tensor) -> None:
         step(dict(zip(names, inputs, strict=True)))
 
-    traced = graph_of(flat, *tensors.values())
+    with unlogged():
+        traced = graph_of(flat, *tensors.values())
     traced.graph.eliminate_dead_code()
     finish(traced)
     traced.recompile()
-    return _Ready(traced, lowest(traced.graph, tensors))
+    return _Ready(traced, lowest(traced.graph, names))
 
 
 @contextmanager
@@ -358,12 +412,13 @@ def trace_only(
 
 
 def _remembered(key: Hashable, make: Callable[[], _Ready]) -> _Ready:
-    if key not in _memory:
-        _memory[key] = make()
-    _memory.move_to_end(key)
+    ready = _memory.pop(key, None)
+    _memory[key] = ready = (
+        make() if ready is None else ready
+    )  # a run in another thread may drop it at any time
     while len(_memory) > _REMEMBERED:
         _memory.popitem(last=False)
-    return _memory[key]
+    return ready
 
 
 def _shapes(tensors: Tensors) -> Hashable:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from carpool.adapters.base import Prepared
+from carpool.adapters.torch.launch import Resident, machine_guess_s
 from carpool.adapters.torch.pace import shortest
 from carpool.adapters.torch.panels import Panels
 from carpool.adapters.torch.program import Program
-from carpool.errors import failure
+from carpool.adapters.torch.resident import Code, code_of
+from carpool.adapters.torch.stacked import Recipe
+from carpool.errors import FusionError, failure, sentence
+from carpool.kernels.resident.builder import Refused
+from carpool.machine import Compiler, NoMachineCode, begin, compiler, unavailable
 from carpool.planning.widths import compiling_budget_s
+from carpool.windows import measured
 
 Tensors = dict[str, Tensor]
 
-_FEWEST = 32  # launches: for fewer it is not worth timing one to know whether compiling pays
+FEWEST_LAUNCHES = 32
+"""For fewer it is not worth timing one to know whether compiling pays."""
 
 
 class Programs:
@@ -30,28 +39,119 @@ class Programs:
         compile: str | bool,
         prepared: Prepared,
         repeats: bool = True,
+        threads: Callable[[], int] = torch.get_num_threads,
     ) -> None:
+        """`threads` are those that a step as machine code may use."""
         self._key, self._panels, self._device = key, panels, device
-        self._compile, self._prepared, self._repeats = compile, prepared, repeats
+        self._compile, self._prepared, self._repeats, self._threads = compile, prepared, repeats, threads
         self._ready: dict[tuple[str, int], Program] = {}
 
     def get(
-        self, kind: str, size: int, make: Callable[[], Any], tensors: Tensors, launches: Callable[[], int]
+        self,
+        kind: str,
+        size: int,
+        make: Callable[[], Any],
+        tensors: Tensors,
+        launches: Callable[[], int],
+        recipe: Recipe | None = None,
     ) -> Program:
-        """The program; made by `make` over these tensors the first time, for so many launches in all."""
+        """The program; made by `make` over these tensors the first time, for so many launches in all.
+
+        `recipe` is what its machine code can be made of, where there may be any.
+        """
         if (kind, size) not in self._ready:
-            program = Program(
-                make(), self._panels.cut(tensors), (kind, self._key, size), repeats=self._repeats
-            )
+            panels = self._panels.cut(tensors)
+            program = Program(make(), panels, (kind, self._key, size), repeats=self._repeats)
             if self._compile is True:
                 program.compile()
             elif not self._compile:
                 program.stay_traced()
-            elif (budget_s := self._budget_s(program, launches)) is not None:
-                program.begin_compiling(budget_s)
+            else:
+                code = self._code(kind, size, recipe, panels[0])
+                self._choose(program, code, launches)
             self._ready[kind, size] = program
-            self._prepared(size, self._panels.width, program.compiled, program.prepare_s)
+            self._prepared(size, self._panels.width, program.form, program.prepare_s)
         return self._ready[kind, size]
+
+    def begin(self, kind: str, size: int, tensors: Tensors, recipe: Recipe) -> None:
+        """Begins to make a step's machine code, if it may run so; nobody waits for it."""
+        if self._compile in ("auto", "resident") and (kind, size) not in self._ready:
+            code = self._code(kind, size, recipe, self._panels.cut(tensors)[0])
+            if code is not None:
+                begin(code.source)
+
+    def _code(self, kind: str, size: int, recipe: Recipe | None, tensors: Tensors) -> Code | None:
+        """The step's machine code, where it can be some."""
+        if recipe is None or self._device != "cpu":
+            return None
+        if self._compile == "auto" and unavailable() is not None:  # which the plan says, where it matters
+            return None
+        try:
+            return code_of(kind, self._key, recipe, size, tensors)
+        except Refused as refused:
+            if self._compile == "resident":
+                raise _no_code(str(refused)) from refused
+            return None
+
+    def _choose(self, program: Program, code: Code | None, launches: Callable[[], int]) -> None:
+        """Runs it as machine code where that is faster, or begins to compile it, where either pays."""
+        if self._compile == "resident":
+            self._force(program, code)
+            return
+        if code is not None and self._is_resident and self._follows(program, code):
+            return
+        if program.compiled or launches() < FEWEST_LAUNCHES:
+            return
+        try:
+            launch_s = shortest(program.launch_s)
+        except BaseException as error:
+            failure(error)  # a batch that raises here raises again when it counts, and is blamed on its row
+            return
+        remaining_s = launches() * launch_s
+        if code is not None and machine_guess_s(code) < remaining_s and self._is_faster(program, code):
+            return
+        budget_s = compiling_budget_s(remaining_s)
+        if program.compiling_guess_s() < budget_s:
+            program.begin_compiling(budget_s)
+
+    @property
+    def _is_resident(self) -> bool:
+        """Whether steps of training run as machine code already."""
+        return any(kind == "train" and program.resident for (kind, _), program in self._ready.items())
+
+    def _follows(self, program: Program, code: Code) -> bool:
+        """A step beside others that are machine code is that too: so an epoch is one launch."""
+        try:
+            program.resident = program.made_resident(code, self._threads)
+        except (Refused, NoMachineCode) as error:
+            _tell(error)
+            return False
+        return True
+
+    def _is_faster(self, program: Program, code: Code) -> bool:
+        """Makes the machine code, and keeps it if it runs faster than the step as it was traced."""
+        traced = program.launch_s
+        try:
+            resident = program.made_resident(code, self._threads)
+        except (Refused, NoMachineCode) as error:
+            _tell(error)
+            return False
+        seconds = measured([traced, resident.launch_s]).seconds
+        program.resident = resident if seconds[1] < seconds[0] else None
+        return program.resident is not None
+
+    def _force(self, program: Program, code: Code | None) -> None:
+        if code is None:
+            raise _no_code(f"steps on {self._device}")
+        try:
+            program.resident = program.made_resident(code, self._threads)
+        except (Refused, NoMachineCode) as error:
+            raise _no_code(str(error)) from error
+
+    def resident(self, kind: str, size: int) -> Resident | None:
+        """A step as machine code, where it was made ready and runs so."""
+        program = self._ready.get((kind, size))
+        return program.resident if program is not None else None
 
     def is_compiling(self, kind: str, size: int) -> bool:
         """Whether the program may be a compiled one soon."""
@@ -66,7 +166,7 @@ class Programs:
         before_s = program.prepare_s
         if not program.take_compiled(wait):
             return None
-        self._prepared(size, self._panels.width, program.compiled, program.prepare_s - before_s)
+        self._prepared(size, self._panels.width, program.form, program.prepare_s - before_s)
         return program
 
     def prepare_s(self, kind: str) -> float:
@@ -75,16 +175,34 @@ class Programs:
 
     def anew(self, panels: Panels) -> Programs:
         """The same for a stack in other panels, with nothing made ready."""
-        return Programs(self._key, panels, self._device, self._compile, self._prepared, self._repeats)
+        return Programs(
+            self._key, panels, self._device, self._compile, self._prepared, self._repeats, self._threads
+        )
 
-    def _budget_s(self, program: Program, launches: Callable[[], int]) -> float | None:
-        """The processor seconds that compiling may take, where a run is so long that it pays."""
-        if program.compiled or launches() < _FEWEST:
-            return None
-        try:
-            remaining_s = launches() * shortest(program.launch_s)
-        except BaseException as error:
-            failure(error)  # a batch that raises here raises again when it counts, and is blamed on its row
-            return None
-        budget_s = compiling_budget_s(remaining_s)
-        return budget_s if program.compiling_guess_s() < budget_s else None
+    @property
+    def note(self) -> str:
+        """What there is to say of how the steps of training run."""
+        made = [program.resident for (kind, _), program in self._ready.items() if kind == "train"]
+        seconds = sum(resident.seconds for resident in made if resident is not None)
+        if not any(made):
+            return ""
+        return f"resident: machine code, made in {seconds:.1f} s" if seconds else "resident: machine code"
+
+
+_told: set[Compiler] = set()
+"""Those of which a failure was told."""
+
+
+def _tell(error: Exception) -> None:
+    """Says once of a compiler that it fails; that there is none is in the plan."""
+    by = compiler()
+    if isinstance(error, NoMachineCode) and by is not None and by not in _told:
+        _told.add(by)
+        text = f"carpool: there is no machine code, so steps run as they were traced ({error})"
+        warnings.warn(text, stacklevel=2)
+
+
+def _no_code(why: str) -> FusionError:
+    return FusionError(
+        sentence('steps that can be machine code, for compile="resident"', why, 'pass compile="auto"')
+    )

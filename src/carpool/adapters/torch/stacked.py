@@ -172,7 +172,7 @@ def evaluate_step(recipe: Recipe, size: int, shared: bool) -> Callable[[Tensors]
         number = t["batch"] + t["k"]
         place = evaluation_step(t["steps"], number)
         in_dims = (None, 0, None if shared else 0, 0, 0, 0)
-        shown = by_row(_beneath_grad(member), in_dims, recipe.apart)(
+        shown = by_row(beneath_grad(member), in_dims, recipe.apart)(
             _prefixed(t, "shared:"), leaves, batch, t["seeds"], place, number
         )
         t["sums"].add_(torch.where(t["active"][:, None], shown * size, 0.0))
@@ -182,7 +182,7 @@ def evaluate_step(recipe: Recipe, size: int, shared: bool) -> Callable[[Tensors]
     return step
 
 
-def _beneath_grad(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def beneath_grad(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function at the level of a gradient that nobody takes.
 
     There autocast casts a layer's inputs before vmap takes the layer apart, as in training and as in a job alone;

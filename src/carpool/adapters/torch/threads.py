@@ -50,6 +50,11 @@ class Threads:
             torch.set_num_threads(own)
 
     @property
+    def most(self) -> int:
+        """The threads that torch has outside."""
+        return self._others
+
+    @property
     def note(self) -> str:
         """What there is to say of it."""
         if not 0 < self.count < self._others:

@@ -25,7 +25,7 @@ from carpool.adapters.torch.partition import is_kept
 from carpool.adapters.torch.phases import build_phases, evaluation
 from carpool.adapters.torch.predict import predict
 from carpool.adapters.torch.probe import Probe, probe
-from carpool.adapters.torch.program import stop_compiling
+from carpool.adapters.torch.program import end_run
 from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.stack import initial_states
 from carpool.adapters.torch.store import Store, key_of
@@ -175,6 +175,8 @@ class TorchAdapter(Adapter):
         known = self._known[job]
         alike, reason = self._alike[known.signature], None
         wanted = self.compile is True or (device.startswith("cuda") and _is_long(known.course, alike))
+        if not (plain or exact) and self._is_quick_alone(job):
+            return self._stacker.open_alone(job, device, alike)
         if wanted and not (plain or exact):
             reason = self._stacker.refusal([job])
             if reason is None:  # a stack of one: compiled, and captured on a GPU
@@ -199,7 +201,7 @@ class TorchAdapter(Adapter):
 
     def close(self) -> None:
         self._streams.stop()
-        stop_compiling()
+        end_run()
         heap.give_back()
 
     def absorb(self, job: Job, state: JobState) -> Trained:
@@ -209,7 +211,22 @@ class TorchAdapter(Adapter):
     def left(self, job: Job) -> JobState:
         return on_host(initial_states(self._known[job].built))
 
+    def outlook(self, jobs: Sequence[Job], strategy: str) -> str:
+        if strategy == "fused":
+            return self._stacker.outlook(jobs)
+        is_quick = len(jobs) == 1 and strategy == "interleaved"
+        return "as machine code" if is_quick and self._is_quick_alone(jobs[0]) else ""
+
+    def code(self, jobs: Sequence[Job], strategy: str) -> str:
+        may_be_code = strategy == "fused" or self.outlook(jobs, strategy)
+        return self._stacker.code(jobs) if may_be_code else ""
+
+    def _is_quick_alone(self, job: Job) -> bool:
+        return self._stacker.is_quick_alone(job, self._alike[self._known[job].signature])
+
     def hold(self, job: Job, measure: bool) -> Hold | None:
+        if self._is_quick_alone(job):
+            return None  # its steps run without Python's lock
         return hold_of(self._known[job], self._place(), measure)
 
     def trained(self, job: Job) -> Trained:

@@ -50,9 +50,30 @@ class Validation:
         """About how many launches of this size so many epochs take."""
         return epochs * max(1, max(self._lengths.values()) // size)
 
+    @property
+    def tensors(self) -> Tensors:
+        return self._tensors
+
+    @property
+    def kind(self) -> str:
+        """Of its steps."""
+        return "evaluate shared" if self._shared else "evaluate"
+
+    def lengths(self, rows: Sequence[int]) -> dict[int, int]:
+        """How many samples each of these rows has; those without any are left out."""
+        return {row: self._lengths[row] for row in rows if row in self._lengths}
+
+    def sizes(self, size: int) -> set[int]:
+        """The batch sizes that these rows' samples make."""
+        return {batch for _, _, batch, _ in self.passes(list(self._lengths), size)}
+
+    def passes(self, rows: Sequence[int], size: int) -> list[tuple[list[int], int, int, int]]:
+        """Launches of one shape: (rows, first sample, batch size, steps)."""
+        return _passes(self.lengths(rows), size)
+
     def begin(self, rows: Sequence[int], size: int, prepare: Prepare) -> Evaluated:
         """Enqueues all samples of these rows; rows without any are left out."""
-        lengths = {row: self._lengths[row] for row in rows if row in self._lengths}
+        lengths = self.lengths(rows)
         self._tensors["sums"].zero_()
         for chosen, start, batch, steps in _passes(lengths, size):
             self._launch(chosen, start, batch, size, steps, prepare)
@@ -65,8 +86,9 @@ class Validation:
         stack.activate(self._tensors, sent(list(rows), device), sent([start], device))
         self._tensors["batch"].fill_(start // full)
         self._tensors["k"].zero_()
-        kind = "evaluate shared" if self._shared else "evaluate"
-        prepare(kind, size, lambda: evaluate_step(self._recipe, size, self._shared), self._tensors).run(steps)
+        prepare(self.kind, size, lambda: evaluate_step(self._recipe, size, self._shared), self._tensors).run(
+            steps
+        )
 
 
 class Evaluated:

@@ -1,0 +1,287 @@
+"""Loops printed as C: a function for each statement, over one piece of memory in which all arrays lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+from carpool.kernels.resident.blocks import Blocks
+from carpool.kernels.resident.elements import Lanes, Scope, Text, at
+from carpool.kernels.resident.hoist import hoisted
+from carpool.kernels.resident.loops import (
+    SIZES,
+    Acc,
+    Array,
+    Draw,
+    Expr,
+    Gather,
+    Map,
+    Op,
+    Out,
+    Product,
+    Reduce,
+    Scan,
+    Scatter,
+    Shape,
+    Statement,
+    Type,
+    moved,
+)
+from carpool.kernels.resident.spaces import covers, fits_lanes, last_kept_last, simplest, split, unit
+
+_IDENTITY = {"sum": "0", "prod": "1", "max": "-INFINITY", "min": "INFINITY"}
+_COMBINED = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max_{t}({0}, {1})", "min": "min_{t}({0}, {1})"}
+
+
+class Printer:
+    """Prints statements for weights of one type."""
+
+    def __init__(self, real: Type) -> None:
+        self.real = real
+        self.lanes = 32 // SIZES[real]
+
+    def function(self, name: str, statement: Statement) -> str:
+        """A statement as a function of C."""
+        text = Text()
+        if prod(getattr(statement, "space", ())) > 1:
+            statement, found = hoisted(statement)
+            scope = Scope(text, [], Lanes(0, self.lanes), "fixed")
+            for once, expr in found:
+                bare = moved(expr, lambda offset, _: (offset, ()))
+                kind = "int" if once.type == "u1" else once.type
+                text.add(f"const {kind} {once.name} = {scope.value(bare)};")
+        print_ = {
+            Map: self._map, Reduce: self._reduce, Product: self._product, Scatter: self._scatter, Scan: self._scan, Draw: self._draw,
+        }[type(statement)]  # fmt: skip
+        print_(text, statement)
+        body = "\n".join(text.lines)
+        return f"static APART void {name}(char *restrict A, int *restrict bad) {{\n{body}\n}}\n"
+
+    # Maps
+
+    def _map(self, text: Text, statement: Statement) -> None:
+        assert isinstance(statement, Map)
+        space, outs = simplest(statement.space, statement.outs)
+        if not space or not fits_lanes([out.value for out in outs]):
+            self._loops(text, space, lambda names: self._single(text, names, outs))
+            return
+        if len(space) == 1 and covers(outs, space[0]):
+            space = (-(-space[0] // self.lanes) * self.lanes,)  # into what is left free behind each array
+
+        def inner(names: list[str]) -> None:
+            self._by_lanes(text, names, space[-1], lambda scope: scope.store(outs))
+
+        self._loops(text, space[:-1], inner)
+
+    def _single(self, text: Text, names: list[str], outs: Sequence[Out]) -> None:
+        scope = Scope(text, names, Lanes(0, self.lanes))
+        scope.store(outs)
+
+    def _loops(self, text: Text, space: Shape, body: Callable[[list[str]], None]) -> None:
+        names = [f"i{dim}" for dim in range(len(space))]
+        for name, size in zip(names, space, strict=True):
+            text.begin(f"for (i8 {name} = 0; {name} < {size}; ++{name})")
+        body(names)
+        for _ in names:
+            text.end()
+
+    def _by_lanes(self, text: Text, names: list[str], size: int, body: Callable[[Scope], object]) -> None:
+        """Vector after vector along the innermost index, then what is left."""
+        whole, rest = size - size % self.lanes, size % self.lanes
+        if whole:
+            text.begin(f"for (i8 j = 0; j < {whole}; j += V)")
+            body(Scope(text, [*names, "j"], Lanes(self.lanes, self.lanes)))
+            text.end()
+        if rest:
+            text.begin("")
+            if whole:
+                text.add(f"const i8 j = {whole};")
+            body(Scope(text, [*names, "j" if whole else "0"], Lanes(rest, self.lanes)))
+            text.end()
+
+    # Reductions
+
+    def _reduce(self, text: Text, statement: Statement) -> None:
+        assert isinstance(statement, Reduce)
+        kept, over, value, outs = split(statement)
+        exprs = [value]
+        if (
+            statement.kind.startswith("arg")
+            or value.type not in (self.real, "f4", "f8")
+            or not fits_lanes(exprs)
+        ):
+            self._one_by_one(text, statement, kept, over, value, outs)
+        elif kept and self._in_columns(exprs, kept, over) and fits_lanes([out.value for out in outs]):
+            self._by_columns(text, statement.kind, kept, over, value, outs)
+        elif over and over[-1] > 1:
+            self._along(text, statement.kind, kept, over, value, outs)
+        else:
+            self._one_by_one(text, statement, kept, over, value, outs)
+
+    def _in_columns(self, values: Sequence[Expr], kept: Shape, over: Shape) -> bool:
+        """Whether lanes are results: where those lie side by side, or where each is of a few elements only."""
+        few = bool(over) and over[-1] <= self.lanes // 2 <= kept[-1]
+        return few or unit(values, len(kept) - 1) > (unit(values, -1) if over else 0)
+
+    def _one_by_one(
+        self, text: Text, statement: Reduce, kept: Shape, over: Shape, value: Expr, outs: Sequence[Out]
+    ) -> None:
+        """Element after element, in single numbers."""
+        kind, type = statement.kind, value.type
+        kind_of = "int" if type == "u1" else type
+
+        def body(names: list[str]) -> None:
+            inner = [f"r{dim}" for dim in range(len(over))]
+            if kind.startswith("arg"):
+                text.add(f"{kind_of} best = 0; i8 acc = -1, n = 0;")
+            else:
+                text.add(f"{kind_of} acc = {_identity(kind, type)};")
+            for name, size in zip(inner, over, strict=True):
+                text.begin(f"for (i8 {name} = 0; {name} < {size}; ++{name})")
+            scope = Scope(text, [*names, *inner], Lanes(0, self.lanes))
+            found = scope.value(value)
+            if kind.startswith("arg"):
+                sign = ">" if kind == "argmax" else "<"
+                text.add(f"if (acc < 0 || {found} {sign} best || ({found} != {found} && best == best))")
+                text.add(f"    best = {found}, acc = n;")
+                text.add("++n;")
+            else:
+                text.add(f"acc = {_COMBINED[kind].format('acc', found, t=type)};")
+            for _ in inner:
+                text.end()
+            scope = Scope(text, names, Lanes(0, self.lanes))
+            scope.store(outs, "acc")
+
+        self._loops(text, kept, body)
+
+    def _by_columns(
+        self, text: Text, kind: str, kept: Shape, over: Shape, value: Expr, outs: Sequence[Out]
+    ) -> None:
+        """A vector of results at a time, each its own sum."""
+        type = value.type
+
+        def inner(names: list[str]) -> None:
+            def columns(scope: Scope) -> None:
+                text.add(f"v{type} acc = bc_{type}({_identity(kind, type)});")
+                loops = [f"r{dim}" for dim in range(len(over))]
+                for name, size in zip(loops, over, strict=True):
+                    text.begin(f"for (i8 {name} = 0; {name} < {size}; ++{name})")
+                own = Scope(text, [*scope.indices[:-1], *loops, scope.indices[-1]], scope.lanes)
+                found = own.value(moved(value, last_kept_last(len(kept), len(over))))
+                text.add(f"acc = {_COMBINED[kind].format('acc', found, t='v' + type)};")
+                for _ in loops:
+                    text.end()
+                scope.store(outs, "acc")
+
+            self._by_lanes(text, names, kept[-1], columns)
+
+        self._loops(text, kept[:-1], inner)
+
+    def _along(
+        self, text: Text, kind: str, kept: Shape, over: Shape, value: Expr, outs: Sequence[Out]
+    ) -> None:
+        """Lanes of one result, put together at the end."""
+        type = value.type
+
+        def body(names: list[str]) -> None:
+            identity = _identity(kind, type)
+            text.add(f"v{type} sums = bc_{type}({identity});")
+            loops = [f"r{dim}" for dim in range(len(over) - 1)]
+            for name, size in zip(loops, over[:-1], strict=True):
+                text.begin(f"for (i8 {name} = 0; {name} < {size}; ++{name})")
+
+            def lanes(scope: Scope) -> None:
+                found = scope.value(value)
+                if scope.lanes.count < self.lanes:
+                    found = f"sel_v{type}(below({scope.lanes.count}), {found}, bc_{type}({identity}))"
+                text.add(f"sums = {_COMBINED[kind].format('sums', found, t='v' + type)};")
+
+            self._by_lanes(text, [*names, *loops], over[-1], lanes)
+            for _ in loops:
+                text.end()
+            text.add(f"const {type} acc = h{kind}_{type}(sums);")
+            scope = Scope(text, names, Lanes(0, self.lanes))
+            scope.store(outs, "acc")
+
+        self._loops(text, kept, body)
+
+    # The rest
+
+    def _product(self, text: Text, statement: Statement) -> None:
+        assert isinstance(statement, Product)
+        Blocks(text, statement, self.lanes).print()
+
+    def _scatter(self, text: Text, statement: Statement) -> None:
+        assert isinstance(statement, Scatter)
+        gather = Gather(statement.value.type, statement.place, statement.along)
+        total = statement.value
+        if statement.adds:
+            total = Op(statement.value.type, "add", (gather, total))
+        space = statement.space
+        if space and space[-1] > 1 and statement.place.strides[-1] == 1 and fits_lanes([total]):
+
+            def inner(names: list[str]) -> None:
+                self._by_lanes(text, names, space[-1], lambda scope: self._added(scope, statement, total))
+
+            self._loops(text, space[:-1], inner)
+            return
+        self._loops(
+            text,
+            space,
+            lambda names: self._added(Scope(text, names, Lanes(0, self.lanes)), statement, total),
+        )
+
+    def _added(self, scope: Scope, statement: Scatter, total: Expr) -> None:
+        where = at(statement.place, scope.indices)
+        for one in statement.along:
+            where += f" + {one.stride} * {scope.index(one)}"
+        type = statement.place.array.type
+        value = scope.value(total)
+        if not scope.lanes.is_vector:
+            scope.text.add(f"*({where}) = {value};")
+        elif scope.lanes.count == scope.lanes.whole:
+            scope.text.add(f"st_{type}({where}, {value});")
+        else:
+            scope.text.add(f"stp_{type}({where}, {value}, {scope.lanes.count});")
+
+    def _scan(self, text: Text, statement: Statement) -> None:
+        assert isinstance(statement, Scan)
+        *outer, size = statement.space
+        type = statement.value.type
+
+        def body(names: list[str]) -> None:
+            text.add(f"{type} acc = {_identity(statement.kind, type)};")
+            text.begin(f"for (i8 r = 0; r < {size}; ++r)")
+            scope = Scope(text, [*names, "r"], Lanes(0, self.lanes))
+            text.add(
+                f"acc = {_COMBINED[statement.kind].format('acc', scope.value(statement.value), t=type)};"
+            )
+            scope.store([Out(statement.place, Acc(type))], "acc")
+            text.end()
+
+        self._loops(text, tuple(outer), body)
+
+    def _draw(self, text: Text, statement: Statement) -> None:
+        assert isinstance(statement, Draw)
+        scope = Scope(text, [], Lanes(0, self.lanes))
+        seed, step = scope.value(statement.seed), scope.value(statement.step)
+        text.add(
+            f"draw(P_{statement.array.name}, {statement.count}, (uint64_t){seed}, (uint64_t){step}, {statement.call});"
+        )
+
+
+def _identity(kind: str, type: Type) -> str:
+    if kind in ("max", "min") and type not in ("f4", "f8"):
+        bits = "32" if type == "i4" else "64"
+        return f"INT{bits}_{'MIN' if kind == 'max' else 'MAX'}"
+    return _IDENTITY[kind]
+
+
+def memory(arrays: Sequence[Array]) -> tuple[Mapping[str, int], int]:
+    """Where each array begins, in bytes, and how many all of them take: behind each there is room for a vector."""
+    places: dict[str, int] = {}
+    end = 0
+    for array in arrays:
+        places[array.name] = end
+        end += -(-(array.size * SIZES[array.type]) // 64) * 64 + 64
+    return places, end
