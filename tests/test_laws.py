@@ -130,6 +130,12 @@ def test_planning_is_pure():
         assert place(path) != "memory/device.py"
 
 
+def test_loops_and_their_printer_know_no_framework():
+    """Only `lower/` does: another framework's steps, and a printer of another language, can join."""
+    for path in closure(sorted((ROOT / "kernels" / "resident").glob("*.py"))):
+        assert tops(path).isdisjoint(FRAMEWORKS), place(path)
+
+
 def test_the_ledger_is_pure():
     assert tops(ROOT / "memory" / "ledger.py") <= sys.stdlib_module_names
 

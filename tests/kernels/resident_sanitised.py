@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from resident_beside import Beside, faults_of
 from resident_nets import net
@@ -39,7 +40,7 @@ def with_fences(code: resident.Code) -> resident.Code:
     forbid = "".join(f"    __asan_poison_memory_region(A + {at}, {size});\n" for at, size in _fences)
     text, count = re.subn(r"^void member\(.*\{\n", lambda found: found[0] + forbid, text, flags=re.MULTILINE)
     assert count == 1
-    return resident.Code(text, code.tensors, code.memory_bytes, code.size, code.held)
+    return replace(code, source=text)
 
 
 def main(numbers: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from resident_beside import Beside, faults_of
 from resident_operators import FEATURES, MODELS, OUTPUTS
+from torch import nn
 
 from carpool import machine
 from carpool.adapters.torch import launch, resident
@@ -100,6 +101,38 @@ def evaluate(beside: Beside, size: int) -> None:
     for tensors in (beside.traced, beside.exact):
         evaluate_step(beside.recipe, size, shared=False)(tensors)
     assert launch.bound(code, beside.made).run(1, threads=1) == {}
+
+
+def weight_alone(model: nn.Linear, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With a gradient whose every element reads a row of the matrix that it changes."""
+    seen = model.weight @ model.weight.detach().T @ batch[0].T
+    return {"loss": seen.square().mean()}
+
+
+def test_a_matrix_is_read_whole_before_it_is_changed():
+    model = partial(nn.Linear, FEATURES, FEATURES, bias=False)
+    check([replace(job, model=model, loss=None, step=weight_alone) for job in jobs("glu")])
+
+
+def test_what_a_mean_is_of_is_divided_by_their_number():
+    """A product with the inverse would make 0.99999994 of 41 forty-firsts."""
+    x, y = torch.zeros(82, FEATURES), torch.zeros(82, dtype=torch.int64)
+    metrics = {"hits": lambda prediction, target: (prediction[:, 0] == prediction[:, 0]).float().mean()}
+    beside = Beside([replace(jobs("glu")[0], data=(x, y), batch_size=41, metrics=metrics)])
+    chunk = next(beside.chunks())
+    assert beside.bound(chunk.size).run(chunk.steps, threads=1) == {}
+    assert beside.made["sums"][0, 1].item() == 82
+
+
+def test_long_sums_are_as_near_as_torchs():
+    """A filter's gradient is a sum over all places of all images: here of 43,264 products."""
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, OUTPUTS))
+
+    made = torch.Generator().manual_seed(0)
+    x, y = torch.randn(64, 1, 28, 28, generator=made) + 0.5, torch.randint(0, OUTPUTS, (64,), generator=made)
+    check([replace(job, model=net, data=(x, y), batch_size=64) for job in jobs("glu")])
 
 
 # The zoo of the conformance suite

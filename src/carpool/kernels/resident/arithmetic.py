@@ -1,8 +1,8 @@
 """The C of functions of elements, and of their vectors: definitions by name.
 
-Functions of float32 vectors are polynomials that err by less than two units in the last place, also near zero and for
-denormals (tests/kernels/test_resident_arithmetic.py); those that are rare, and all of float64, are the C library's,
-lane by lane.
+Functions of float32 vectors are polynomials that err by less than two units in the last place, also near
+zero and for denormals (tests/kernels/test_resident_arithmetic.py). Those that are rare, and all of float64,
+are the C library's, lane by lane.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ INLINE i8 at(i8 index, i8 bound, int *bad) {
 
 _UNARY = {
     **{name: name for name in (
-        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "tanh", "erf", "erfc", "sin", "cos", "tan",
-        "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "floor", "ceil", "trunc",
+        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "tanh", "erf", "erfc", "sin", "cos",
+        "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "floor", "ceil", "trunc",
     )},
     "round": "rint",
     "abs": "fabs",

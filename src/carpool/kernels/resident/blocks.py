@@ -7,6 +7,7 @@ from carpool.kernels.resident.loops import Product
 from carpool.kernels.resident.spaces import fits_lanes
 
 _ROWS, _VECTORS = 4, 2  # of 16 registers: 8 sums, 2 of the right, 1 of the left
+_PART = 256  # of a depth: longer sums are added up in parts, as errors grow with how many follow one another
 
 
 class Blocks:
@@ -56,18 +57,31 @@ class Blocks:
     def _sums(self, vectors: int, rows: int) -> None:
         text, left, right = self.text, self.product.left, self.product.right
         t = left.array.type
-        zeros = ", ".join(["{" + ", ".join(["{}"] * vectors) + "}"] * rows)
-        text.add(f"v{t} sums[{rows}][{vectors}] = {{{zeros}}};")
+        zeros = "{" + ", ".join(["{" + ", ".join(["{}"] * vectors) + "}"] * rows) + "}"
+        depth = self.product.depth
+        is_long = depth > 2 * _PART
+        text.add(f"v{t} sums[{rows}][{vectors}] = {zeros};")
         text.add(f"const {t} *a = {at(left, [*self.batch, 'i', '0'])};")
         text.add(f"const {t} *b = {at(right, [*self.batch, '0', 'j'])};")
-        text.begin(f"for (i8 k = 0; k < {self.product.depth}; ++k)")
+        name = "sums"
+        if is_long:
+            name = "part"
+            text.begin(f"for (i8 from = 0; from < {depth}; from += {_PART})")
+            text.add(f"const i8 to = from + {_PART} < {depth} ? from + {_PART} : {depth};")
+            text.add(f"v{t} part[{rows}][{vectors}] = {zeros};")
+        text.begin("for (i8 k = from; k < to; ++k)" if is_long else f"for (i8 k = 0; k < {depth}; ++k)")
         for v in range(vectors):
             text.add(f"const v{t} b{v} = ld_{t}(b + {right.strides[-2]} * k + {v} * V);")
         for r in range(rows):
             text.add(f"const v{t} a{r} = bc_{t}(a[{left.strides[-2]} * {r} + {left.strides[-1]} * k]);")
             for v in range(vectors):
-                text.add(f"sums[{r}][{v}] += a{r} * b{v};")
+                text.add(f"{name}[{r}][{v}] += a{r} * b{v};")
         text.end()
+        if is_long:
+            for r in range(rows):
+                for v in range(vectors):
+                    text.add(f"sums[{r}][{v}] += part[{r}][{v}];")
+            text.end()
 
     def _stored(self, place: int, count: int, rows: int) -> None:
         """What becomes of a vector of sums, row by row."""

@@ -11,8 +11,6 @@ from carpool.kernels.resident.loops import (
     Array,
     Const,
     Expr,
-    Gather,
-    Iota,
     Load,
     Map,
     Move,
@@ -88,7 +86,7 @@ class Builder:
     def __init__(self) -> None:
         self.statements: list[Statement] = []
         self.held: dict[str, tuple[Array, Any]] = {}
-        """Arrays that the step brings along, by name, each with what it is read from. Nothing changes them."""
+        """Arrays that the step brings along, by name, each with what it is read from."""
         self._count = 0
 
     # Arrays
@@ -264,16 +262,3 @@ class Builder:
     def into(self, place: Place, value: Value) -> None:
         """Stores a value at a place of its shape."""
         self.statements.append(Map(value.shape, (Out(place, value.expr),)))
-
-
-def depends_on_last(expr: Expr) -> bool:
-    """Whether an expression is another for each step of its space's last dimension."""
-    found = strides_in(expr)
-    return any(strides and strides[-1] != 0 for strides in found)
-
-
-def is_gather(expr: Expr) -> bool:
-    return isinstance(expr, Gather)
-
-
-__all__ = ["Acc", "Builder", "Iota", "Refused", "Value", "depends_on_last", "is_gather"]

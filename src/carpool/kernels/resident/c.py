@@ -30,6 +30,7 @@ from carpool.kernels.resident.loops import (
 from carpool.kernels.resident.spaces import covers, fits_lanes, last_kept_last, simplest, split, unit
 
 _IDENTITY = {"sum": "0", "prod": "1", "max": "-INFINITY", "min": "INFINITY"}
+_PART = 128  # terms of a sum that follow one another
 _COMBINED = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max_{t}({0}, {1})", "min": "min_{t}({0}, {1})"}
 
 
@@ -51,7 +52,8 @@ class Printer:
                 kind = "int" if once.type == "u1" else once.type
                 text.add(f"const {kind} {once.name} = {scope.value(bare)};")
         print_ = {
-            Map: self._map, Reduce: self._reduce, Product: self._product, Scatter: self._scatter, Scan: self._scan, Draw: self._draw,
+            Map: self._map, Reduce: self._reduce, Product: self._product,
+            Scatter: self._scatter, Scan: self._scan, Draw: self._draw,
         }[type(statement)]  # fmt: skip
         print_(text, statement)
         body = "\n".join(text.lines)
@@ -105,11 +107,9 @@ class Printer:
         assert isinstance(statement, Reduce)
         kept, over, value, outs = split(statement)
         exprs = [value]
-        if (
-            statement.kind.startswith("arg")
-            or value.type not in (self.real, "f4", "f8")
-            or not fits_lanes(exprs)
-        ):
+        if statement.kind.startswith("arg"):
+            self._place(text, statement, kept, over, value, outs)
+        elif value.type not in (self.real, "f4", "f8") or not fits_lanes(exprs):
             self._one_by_one(text, statement, kept, over, value, outs)
         elif kept and self._in_columns(exprs, kept, over) and fits_lanes([out.value for out in outs]):
             self._by_columns(text, statement.kind, kept, over, value, outs)
@@ -127,30 +127,40 @@ class Printer:
         self, text: Text, statement: Reduce, kept: Shape, over: Shape, value: Expr, outs: Sequence[Out]
     ) -> None:
         """Element after element, in single numbers."""
-        kind, type = statement.kind, value.type
-        kind_of = "int" if type == "u1" else type
+        inner = [f"r{dim}" for dim in range(len(over))]
 
         def body(names: list[str]) -> None:
-            inner = [f"r{dim}" for dim in range(len(over))]
-            if kind.startswith("arg"):
-                text.add(f"{kind_of} best = 0; i8 acc = -1, n = 0;")
-            else:
-                text.add(f"{kind_of} acc = {_identity(kind, type)};")
+            sums = _Accumulator(text, statement.kind, value.type, "acc", prod(over))
+            sums.begin()
             for name, size in zip(inner, over, strict=True):
                 text.begin(f"for (i8 {name} = 0; {name} < {size}; ++{name})")
-            scope = Scope(text, [*names, *inner], Lanes(0, self.lanes))
-            found = scope.value(value)
-            if kind.startswith("arg"):
-                sign = ">" if kind == "argmax" else "<"
-                text.add(f"if (acc < 0 || {found} {sign} best || ({found} != {found} && best == best))")
-                text.add(f"    best = {found}, acc = n;")
-                text.add("++n;")
-            else:
-                text.add(f"acc = {_COMBINED[kind].format('acc', found, t=type)};")
+            sums.take(Scope(text, [*names, *inner], Lanes(0, self.lanes)).value(value))
             for _ in inner:
                 text.end()
-            scope = Scope(text, names, Lanes(0, self.lanes))
-            scope.store(outs, "acc")
+            sums.finish()
+            Scope(text, names, Lanes(0, self.lanes)).store(outs, "acc")
+
+        self._loops(text, kept, body)
+
+    def _place(
+        self, text: Text, statement: Reduce, kept: Shape, over: Shape, value: Expr, outs: Sequence[Out]
+    ) -> None:
+        """The number of the first element that is the largest or the smallest; NaN is both."""
+        inner = [f"r{dim}" for dim in range(len(over))]
+        type, sign = "int" if value.type == "u1" else value.type, ">" if statement.kind == "argmax" else "<"
+
+        def body(names: list[str]) -> None:
+            text.add(f"{type} best = 0;")
+            text.add("i8 acc = -1, n = 0;")
+            for name, size in zip(inner, over, strict=True):
+                text.begin(f"for (i8 {name} = 0; {name} < {size}; ++{name})")
+            found = Scope(text, [*names, *inner], Lanes(0, self.lanes)).value(value)
+            text.add(f"if (acc < 0 || {found} {sign} best || ({found} != {found} && best == best))")
+            text.add(f"    best = {found}, acc = n;")
+            text.add("++n;")
+            for _ in inner:
+                text.end()
+            Scope(text, names, Lanes(0, self.lanes)).store(outs, "acc")
 
         self._loops(text, kept, body)
 
@@ -162,15 +172,17 @@ class Printer:
 
         def inner(names: list[str]) -> None:
             def columns(scope: Scope) -> None:
-                text.add(f"v{type} acc = bc_{type}({_identity(kind, type)});")
+                sums = _Accumulator(text, kind, type, "acc", prod(over), is_vector=True)
+                sums.begin()
                 loops = [f"r{dim}" for dim in range(len(over))]
                 for name, size in zip(loops, over, strict=True):
                     text.begin(f"for (i8 {name} = 0; {name} < {size}; ++{name})")
                 own = Scope(text, [*scope.indices[:-1], *loops, scope.indices[-1]], scope.lanes)
                 found = own.value(moved(value, last_kept_last(len(kept), len(over))))
-                text.add(f"acc = {_COMBINED[kind].format('acc', found, t='v' + type)};")
+                sums.take(found)
                 for _ in loops:
                     text.end()
+                sums.finish()
                 scope.store(outs, "acc")
 
             self._by_lanes(text, names, kept[-1], columns)
@@ -184,8 +196,9 @@ class Printer:
         type = value.type
 
         def body(names: list[str]) -> None:
-            identity = _identity(kind, type)
-            text.add(f"v{type} sums = bc_{type}({identity});")
+            count = prod(over) // self.lanes
+            sums = _Accumulator(text, kind, type, "sums", count, is_vector=True)
+            sums.begin()
             loops = [f"r{dim}" for dim in range(len(over) - 1)]
             for name, size in zip(loops, over[:-1], strict=True):
                 text.begin(f"for (i8 {name} = 0; {name} < {size}; ++{name})")
@@ -193,12 +206,13 @@ class Printer:
             def lanes(scope: Scope) -> None:
                 found = scope.value(value)
                 if scope.lanes.count < self.lanes:
-                    found = f"sel_v{type}(below({scope.lanes.count}), {found}, bc_{type}({identity}))"
-                text.add(f"sums = {_COMBINED[kind].format('sums', found, t='v' + type)};")
+                    found = f"sel_v{type}(below({scope.lanes.count}), {found}, {sums.identity})"
+                sums.take(found)
 
             self._by_lanes(text, [*names, *loops], over[-1], lanes)
             for _ in loops:
                 text.end()
+            sums.finish()
             text.add(f"const {type} acc = h{kind}_{type}(sums);")
             scope = Scope(text, names, Lanes(0, self.lanes))
             scope.store(outs, "acc")
@@ -265,9 +279,39 @@ class Printer:
         assert isinstance(statement, Draw)
         scope = Scope(text, [], Lanes(0, self.lanes))
         seed, step = scope.value(statement.seed), scope.value(statement.step)
-        text.add(
-            f"draw(P_{statement.array.name}, {statement.count}, (uint64_t){seed}, (uint64_t){step}, {statement.call});"
-        )
+        text.add(f"const uint64_t seed = {seed}, step = {step};")
+        text.add(f"draw(P_{statement.array.name}, {statement.count}, seed, step, {statement.call});")
+
+
+class _Accumulator:
+    """What a reduction has so far. Long sums are added up in parts, as errors grow with how many follow one another."""
+
+    def __init__(
+        self, text: Text, kind: str, type: Type, name: str, count: int, is_vector: bool = False
+    ) -> None:
+        self._text, self._kind, self._name = text, kind, name
+        self._type = f"v{type}" if is_vector else "int" if type == "u1" else type
+        self._suffix = f"v{type}" if is_vector else type
+        self.identity = _identity(kind, type)
+        if is_vector:
+            self.identity = f"bc_{type}({self.identity})"
+        self._is_long = kind == "sum" and count > 2 * _PART and type in ("f4", "f8")
+
+    def begin(self) -> None:
+        self._text.add(f"{self._type} {self._name} = {self.identity};")
+        if self._is_long:
+            self._text.add(f"{self._type} total = {self.identity};")
+            self._text.add("i8 terms = 0;")
+
+    def take(self, found: str) -> None:
+        name = self._name
+        self._text.add(f"{name} = {_COMBINED[self._kind].format(name, found, t=self._suffix)};")
+        if self._is_long:
+            self._text.add(f"if (++terms % {_PART} == 0) total = total + {name}, {name} = {self.identity};")
+
+    def finish(self) -> None:
+        if self._is_long:
+            self._text.add(f"{self._name} = total + {self._name};")
 
 
 def _identity(kind: str, type: Type) -> str:
@@ -278,7 +322,7 @@ def _identity(kind: str, type: Type) -> str:
 
 
 def memory(arrays: Sequence[Array]) -> tuple[Mapping[str, int], int]:
-    """Where each array begins, in bytes, and how many all of them take: behind each there is room for a vector."""
+    """Where each array begins, in bytes, and what all take: behind each there is room for a vector."""
     places: dict[str, int] = {}
     end = 0
     for array in arrays:

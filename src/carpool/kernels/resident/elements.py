@@ -61,7 +61,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Lanes:
-    """The elements that a line of C computes: `count` of V, along the innermost index, or a single one (0)."""
+    """The elements that a line of C computes: `count` of V, along the innermost index, or one (0)."""
 
     count: int
     whole: int
@@ -72,7 +72,7 @@ class Lanes:
 
 
 class Scope:
-    """Expressions printed as constants of C, each once, in a block where the loops' indices have these names."""
+    """Expressions printed as constants of C, each once, in a block where indices have these names."""
 
     def __init__(self, text: Text, indices: Sequence[str], lanes: Lanes, prefix: str = "x") -> None:
         self.text, self.indices, self.lanes, self._prefix = text, list(indices), lanes, prefix

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from carpool.kernels.resident.elements import Once
-from carpool.kernels.resident.loops import Const, Expr, Gather, Load, Map, Op, Out, Product, Reduce, Statement
+from carpool.kernels.resident.loops import Const, Expr, Load, Map, Op, Out, Product, Reduce, Statement
 
 
 class _Hoist:
@@ -17,29 +17,24 @@ class _Hoist:
         self._known: dict[str, Once] = {}
         self.found: list[tuple[Once, Expr]] = []
 
-    def outs(self, outs: Sequence[Out], inner: Sequence[Expr] = ()) -> tuple[tuple[Out, ...], list[Expr]]:
+    def outs(self, outs: Sequence[Out], inverts: bool = True) -> tuple[Out, ...]:
         memo: dict[int, Expr] = {}
-        return (
-            tuple(Out(out.place, self.taken(out.value, memo)) for out in outs),
-            [self.taken(expr, memo) for expr in inner],
-        )
+        return tuple(Out(out.place, self.taken(out.value, memo, inverts)) for out in outs)
 
-    def taken(self, expr: Expr, memo: dict[int, Expr]) -> Expr:
-        """The expression without what is fixed in it. A division by what is fixed is a product with its inverse."""
+    def taken(self, expr: Expr, memo: dict[int, Expr], inverts: bool = True) -> Expr:
+        """The expression without what is fixed in it. A division by that is a product, if so wished."""
         if id(expr) not in memo:
-            memo[id(expr)] = self._taken(expr, memo)
+            memo[id(expr)] = self._taken(expr, memo, inverts)
         return memo[id(expr)]
 
-    def _taken(self, expr: Expr, memo: dict[int, Expr]) -> Expr:
+    def _taken(self, expr: Expr, memo: dict[int, Expr], inverts: bool) -> Expr:
         if self._is_fixed(expr):
             return expr if isinstance(expr, Const) else self._once(expr)
-        if isinstance(expr, Gather):
-            return expr
         if not isinstance(expr, Op):
             return expr
-        left = [self.taken(arg, memo) for arg in expr.args]
+        left = [self.taken(arg, memo, inverts) for arg in expr.args]
         divides = expr.name == "div" and expr.type in ("f4", "f8") and self._is_fixed(expr.args[1])
-        if divides:
+        if divides and inverts:
             inverse = Op(expr.type, "div", (Const(expr.type, 1.0), expr.args[1]))
             return Op(expr.type, "mul", (left[0], self._once(inverse)))
         return replace(expr, args=tuple(left))
@@ -76,9 +71,8 @@ def hoisted(statement: Statement) -> tuple[Statement, list[tuple[Once, Expr]]]:
     """The statement without what is the same for all its elements, and that."""
     hoist = _Hoist()
     if isinstance(statement, Map | Product):
-        outs, _ = hoist.outs(statement.outs)
-        return replace(statement, outs=outs), hoist.found
-    if isinstance(statement, Reduce):
-        outs, [value] = hoist.outs(statement.outs, [statement.value])
+        return replace(statement, outs=hoist.outs(statement.outs)), hoist.found
+    if isinstance(statement, Reduce):  # a mean is of few numbers what a sum is of many: it is divided itself
+        outs, value = hoist.outs(statement.outs, inverts=False), hoist.taken(statement.value, {})
         return replace(statement, outs=outs, value=value), hoist.found
     return statement, []

@@ -1,7 +1,8 @@
-"""What a step of one member computes: loops over named arrays, free of any framework and of any target language.
+"""What a step of one member computes: loops over named arrays, free of any framework and target language.
 
-An element of a loop is an expression over loads. Loads are affine in the loop's indices, so views of an array (slices,
-transposes, broadcasts) cost nothing: they are other strides. What is not affine, an embedding's row say, is a `Gather`.
+An element of a loop is an expression over loads. Loads are affine in the loop's indices, so views of an
+array (slices, transposes, broadcasts) cost nothing: they are other strides. What is not affine, an
+embedding's row say, is a `Gather`.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Along:
 
 @dataclass(frozen=True, eq=False)
 class Gather(Expr):
-    """A load whose place also depends on numbers that are computed. One out of bounds is the member's error."""
+    """A load whose place also depends on numbers that are computed. One out of bounds is an error."""
 
     place: Place
     along: tuple[Along, ...]
@@ -125,7 +126,7 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Product:
-    """Sums of products: [batch..., rows, depth] times [batch..., depth, columns]. The outs are over [batch..., rows, columns]."""
+    """[batch..., rows, depth] by [batch..., depth, columns]; the outs are over [batch..., rows, columns]."""
 
     batch: Shape
     rows: int
@@ -142,7 +143,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Puts each element of a space to where computed numbers say, one after another: in place of what is there, or added."""
+    """Puts each element of a space to where computed numbers say, one after another; or adds it."""
 
     space: Shape
     place: Place
@@ -286,8 +287,10 @@ def writes(statement: Statement) -> set[Array]:
 def reshaped(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
     """Strides of the same elements in another shape, or None where there are none.
 
-    >>> reshaped((2, 3, 4), (12, 4, 1), (6, 4)), reshaped((3, 2), (1, 3), (6,)), reshaped((2, 3), (0, 1), (2, 3, 1))
-    ((4, 1), None, (0, 1, 0))
+    >>> reshaped((2, 3, 4), (12, 4, 1), (6, 4)), reshaped((3, 2), (1, 3), (6,))
+    ((4, 1), None)
+    >>> reshaped((2, 3), (0, 1), (2, 3, 1))
+    (0, 1, 0)
     """
     if prod(shape) == 0 or prod(shape) == 1:
         return (0,) * len(new)
@@ -321,7 +324,7 @@ def reshaped(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
 
 
 def collapsed(space: Shape, all_strides: Sequence[Shape]) -> tuple[Shape, list[Shape]]:
-    """The space with as few dimensions as possible: those that every place goes through as through one are one.
+    """The space with as few dimensions as possible: those that all go through as through one are one.
 
     >>> collapsed((4, 8), [(8, 1), (0, 0)]), collapsed((4, 8), [(8, 1), (0, 1)])
     (((32,), [(1,), (0,)]), ((4, 8), [(8, 1), (0, 1)]))

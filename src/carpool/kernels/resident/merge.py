@@ -37,7 +37,7 @@ _MOST = 160  # operations of one loop's element
 
 
 def merged(statements: Sequence[Statement], needed: Collection[Array]) -> list[Statement]:
-    """The statements with as few passes over memory as there can be. `needed` arrays are read by others, too."""
+    """The statements with as few passes over memory as can be. `needed` arrays are read by others, too."""
     made = list(statements)
     changed, known = True, _Known()
     while changed:
@@ -93,7 +93,7 @@ def _is_disturbed(before: Statement, between: Sequence[Statement]) -> bool:
 
 
 def _is_sound(joined: Map | Product | Reduce) -> bool:
-    """Whether no element reads what is stored for another: one that is changed in place is read where it is written."""
+    """Whether no element reads what is stored for another: it is read where it is written."""
     stored = {out.place.array: out.place for out in joined.outs}
     if isinstance(joined, Product) and {joined.left.array, joined.right.array} & stored.keys():
         return False
@@ -159,7 +159,7 @@ def _same(space: Shape, some: Shape, others: Shape) -> bool:
 
 
 def _in_space(after: Map, space: Shape, loads: Sequence[Load]) -> list[Out] | None:
-    """The outs of a map in the space of the statement before it, if each element reads its own element there."""
+    """The outs of a map in the space of the statement before it, if each element reads its own."""
     outs = []
     for order in _orders(after.space, space):
         turned = [_reordered(one, after.space, space, order) for one in after.outs]
@@ -246,7 +246,7 @@ def _into_reduce(before: Map, out: Out, after: Reduce) -> Reduce | None:
 
 
 def oriented(product: Product) -> Product | None:
-    """The product so that its columns lie side by side in its right operand, and as well as can be in its outs; or None."""
+    """The product so that columns lie side by side in its right operand, and best in its outs; or None."""
     ways = [way for way in (product, exchanged(product)) if way.right.strides[-1] == 1 or way.columns == 1]
     return min(ways, key=_awkward, default=None)
 

@@ -26,7 +26,7 @@ typedef int32_t i4;
 typedef uint8_t u1;
 enum { V = $lanes };  /* elements of a vector */
 #define INLINE static inline __attribute__((always_inline, unused))
-/* GCC 12 takes calls away whose memcpy of a part of a vector the next call reads, if it may look into both. */
+/* GCC 12, if it looks into both, takes a call away whose memcpy of part of a vector the next call reads. */
 #ifdef __clang__
 #define APART __attribute__((noinline))
 #else
@@ -55,7 +55,7 @@ _CALL = re.compile(r"\b([a-z]\w*?)_v?(f4|f8|i8|i4|u1)(?=\()")
 
 
 def prelude(real: Type, program: str) -> str:
-    """The beginning of a program whose weights are of this type. Raises Refused where a function is not there."""
+    """The beginning of a program of weights of this type. Raises Refused where a function is not there."""
     lanes = 32 // SIZES[real]
     known = definitions(real, lanes)
     for call in _CALL.finditer(program):

@@ -24,7 +24,7 @@ def unit(values: Sequence[Expr], dim: int) -> int:
 
 
 def covers(outs: Sequence[Out], size: int) -> bool:
-    """Whether outs are whole arrays, and all that is read for them lies side by side: then a few more may be computed."""
+    """Whether outs are whole arrays of what lies side by side: then a few elements more may be computed."""
     read = strides_in(*(out.value for out in outs))
     return all(
         out.place.offset == 0 and out.place.strides == (1,) and out.place.array.size == size for out in outs

@@ -1,4 +1,4 @@
-"""Convolutions: the windows of a padded image are a view of it, so a convolution is a product with that view.
+"""Convolutions: windows of a padded image are a view of it, so a convolution is a product with that.
 
 In every matrix the places of the images lie side by side, as they do in the images.
 """
@@ -65,8 +65,9 @@ def _turned(builder: Builder, matrices: Value) -> Value:
 
 @lowers("aten.convolution.default")
 def convolution(
-    call: Call, image: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+    call: Call, image: Value, weight: Value, bias: Value | None, stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int],
+    groups: int,
 ) -> Value:  # fmt: skip
     """Transposed, it is the gradient of a convolution for its image."""
     builder, dims = call.builder, len(image.shape) - 2
@@ -90,8 +91,8 @@ def convolution(
 @lowers("aten.convolution_backward.default")
 def convolution_backward(
     call: Call, grad: Value, image: Value, weight: Value, bias_sizes: Any, stride: Sequence[int],
-    padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
-    wanted: Sequence[bool],
+    padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int],
+    groups: int, wanted: Sequence[bool],
 ) -> tuple[Value | None, Value | None, Value | None]:  # fmt: skip
     builder, dims = call.builder, len(image.shape) - 2
     stride, padding, dilation = (each(given, dims) for given in (stride, padding, dilation))

@@ -75,7 +75,7 @@ def index(call: Call, input: Value, indices: Sequence[Value | None]) -> Value:
 def _indexed(
     builder: Builder, shape: Shape, place: Place, indices: Sequence[Value | None]
 ) -> tuple[Shape, Shape, tuple[Along, ...]]:
-    """The space that indices make of a shape, the strides of what is not indexed, and how far the indices go."""
+    """The space that indices make of a shape, the strides of the rest, and how far the indices go."""
     given = {dim: one for dim, one in enumerate(indices) if one is not None}
     if any(one.type == "u1" for one in given.values()):
         raise Refused("a mask of unknown length")

@@ -282,7 +282,8 @@ def copied(call: Call, input: Value, source: Value, *_: Any) -> Value:
 @lowers(
     "aten.full.default", "aten.full_like.default", "aten.zeros.default", "aten.zeros_like.default",
     "aten.ones.default", "aten.ones_like.default", "aten.new_zeros.default", "aten.new_ones.default",
-    "aten.new_full.default", "aten.scalar_tensor.default", "aten.empty.memory_format", "aten.new_empty.default", "aten.new_empty_strided.default", "aten.empty_strided.default",
+    "aten.new_full.default", "aten.scalar_tensor.default", "aten.empty.memory_format",
+    "aten.new_empty.default", "aten.new_empty_strided.default", "aten.empty_strided.default",
     "aten.empty_like.default",
 )  # fmt: skip
 def filled(call: Call, *args: Any, **_: Any) -> Value:

@@ -34,7 +34,8 @@ def _windows(
 
 @lowers("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
 def max_pool(
-    call: Call, image: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,),
+    call: Call, image: Value, kernel: Sequence[int], stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,), ceil_mode: bool = False,
 ) -> tuple[Value, Value]:  # fmt: skip
     out = tuple(call.made[0].shape)[-_dims(call) :]
@@ -105,7 +106,8 @@ def max_pool_backward(call: Call, grad: Value, image: Value, *rest: Any) -> Valu
 
 @lowers("aten.avg_pool2d.default", "aten.avg_pool3d.default")
 def avg_pool(
-    call: Call, image: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,),
+    call: Call, image: Value, kernel: Sequence[int], stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
     ceil_mode: bool = False, count_include_pad: bool = True, divisor: int | None = None,
 ) -> Value:  # fmt: skip
     builder, dims = call.builder, _dims(call)
@@ -117,8 +119,8 @@ def avg_pool(
 
 @lowers("aten.avg_pool2d_backward.default", "aten.avg_pool3d_backward.default")
 def avg_pool_backward(
-    call: Call, grad: Value, image: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    ceil_mode: bool, count_include_pad: bool, divisor: int | None,
+    call: Call, grad: Value, image: Value, kernel: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int], ceil_mode: bool, count_include_pad: bool, divisor: int | None,
 ) -> Value:  # fmt: skip
     builder, dims = call.builder, _dims(call)
     windows = _windows(image, grad.shape[-dims:], kernel, stride, padding)

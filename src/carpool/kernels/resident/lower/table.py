@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -78,7 +78,7 @@ def lowered(graph: Graph, builder: Builder, inputs: Mapping[str, Value | None]) 
 
 
 def _is_in_place(node: Node) -> bool:
-    """Whether an operator changes its first argument, as decompositions do: who comes later reads what it is then."""
+    """Whether an operator changes its first argument: who comes later reads what it is then."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
@@ -129,7 +129,7 @@ def name_of(node: Node) -> str:
 
 
 def _attribute(builder: Builder, graph: Graph, node: Node) -> Value:
-    """A tensor that the trace holds: a number is a constant of the loops, a longer one is read where it lies."""
+    """A tensor that the trace holds: a number is a constant of the loops, a longer one is read in place."""
     held: Any = graph.owning_module
     for part in str(node.target).split("."):
         held = getattr(held, part)
@@ -142,7 +142,3 @@ def _attribute(builder: Builder, graph: Graph, node: Node) -> Value:
         name, (builder.array(type_of(held), held.shape, name, kept=True), held)
     )
     return builder.lying(array)
-
-
-def known_names(names: Sequence[str]) -> list[str]:
-    return [name for name in names if name in LOWERINGS]

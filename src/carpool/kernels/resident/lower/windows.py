@@ -20,7 +20,7 @@ def each(given: Sequence[int] | int, dims: int) -> tuple[int, ...]:
 
 
 class Windows:
-    """How windows lie over an image: so many of them (`out`), of this size, so far apart, with so much padding."""
+    """How windows lie over an image: so many (`out`), of this size, so far apart, with so much padding."""
 
     def __init__(
         self, size: Sequence[int], out: Sequence[int], kernel: Sequence[int], stride: Sequence[int],
