@@ -222,6 +222,9 @@ class Jax:
         leaves = jax.tree_util.tree_leaves_with_path(result.model.parameters)
         return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
+    def alone(self, case: JaxCase, strategy: str) -> str:
+        return "in_turn"
+
     def allowed(self, case: JaxCase, exact: bool) -> float:
         return 0.0 if exact else 1e-4
 

@@ -173,6 +173,13 @@ class Keras:
         held = enumerate(result.model.variables)
         return {str(place): np.asarray(keras.ops.convert_to_numpy(v)) for place, v in held}
 
+    def alone(self, case: KerasCase, strategy: str) -> str:
+        if keras.backend.backend() == "torch" and case.model == "dropout":
+            return (
+                "in_turn" if strategy == "in_turn" else "auto"
+            )  # in turn Keras draws the masks, otherwise they are keyed
+        return "in_turn"
+
     def allowed(self, case: KerasCase, exact: bool) -> float:
         return 0.0 if exact else 1e-4
 

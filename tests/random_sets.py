@@ -46,6 +46,10 @@ class Made(Protocol):
         """The weights at the end of a plain loop; None where there is none for it."""
         ...
 
+    def alone(self, case: Any, strategy: str) -> str:
+        """The strategy by which the job alone is trained: "in_turn", or the set's where numbers drawn depend on the way."""
+        ...
+
     def allowed(self, case: Any, exact: bool) -> float:
         """How far apart weights may be, relative to the largest of their tensor, or to one."""
         ...
@@ -92,7 +96,7 @@ def _checked(made: Made, cases: Sequence[Case], strategy: str, threads: int) -> 
     same(generators(), before, "the process's own generators")
     tally = Tally(sets=1, threads=int(threads > 1))
     for case in cases:
-        alone = _trained(made, [case], "in_turn")[case.name]
+        alone = _trained(made, [case], made.alone(case, strategy))[case.name]
         ours = together[case.name]
         _compare(made, case, ours, alone, exact=strategy == "in_turn" and threads == 1)
         tally.jobs += 1

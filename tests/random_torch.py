@@ -353,6 +353,9 @@ class Torch:
     def weights(self, result: Result) -> Mapping[str, np.ndarray]:
         return {name: leaf.detach().numpy() for name, leaf in result.model.state_dict().items()}
 
+    def alone(self, case: TorchCase, strategy: str) -> str:
+        return "in_turn"
+
     def allowed(self, case: TorchCase, exact: bool) -> float:
         return 0.0 if exact else 1e-8
 

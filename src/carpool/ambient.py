@@ -27,6 +27,7 @@ import numpy as np
 
 _TWISTER_BYTES = 625 * 4  # 624 words of the Mersenne Twister, and how many of them are used
 _PATIENCE_S = 10.0  # how long others wait for a source that is in the middle of a batch
+_LOOKS = 20  # in that time: a machine that stands still for ten seconds has cost its threads one of them
 _MOST_SEEDS = 256  # that are remembered
 _CLEAN = 4  # batches in which a source drew nothing, until it is believed to draw nothing
 
@@ -135,17 +136,19 @@ class _Turns:
 
     def take(self, turn: _Turn) -> bool:
         """Waits for its turn. True where it could not wait longer for a source that draws and is in the middle of a batch."""
-        is_late = False
+        is_late, looks, seen = False, 0, None
         with self._changed:
             self._asked.append(turn)
             try:
                 while not self._is_next(turn):
-                    is_first, owner = (
-                        self._asked[0] is turn,
-                        self._owner,
-                    )  # two sources may wait for each other
+                    is_first, owner = self._asked[0] is turn, self._owner
+                    # a source too: two of them may wait for each other
                     slow = owner if is_first and owner is not None and owner.reads() else None
-                    if not self._changed.wait(_PATIENCE_S if slow else None) and self._owner is slow:
+                    looks, seen = (looks if slow is seen else 0), slow
+                    if self._changed.wait(_PATIENCE_S / _LOOKS if slow else None) or self._owner is not slow:
+                        continue
+                    looks += 1
+                    if looks == _LOOKS:
                         is_late = self._displaced(slow)
             finally:  # also where Ctrl-C ends the waiting: those behind it look again
                 self._asked.remove(turn)

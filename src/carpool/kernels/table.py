@@ -7,6 +7,7 @@ except where random numbers inside them have to be keyed. A function in the tabl
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -114,10 +115,22 @@ def single(seed: Any, step: Any) -> Iterator[Keyed]:
 
 @contextmanager
 def batched_or_refused() -> Iterator[None]:
-    """Torch's fallback for an operator without a batching rule is off inside: it would run member by member."""
-    before = functorch._is_vmap_fallback_enabled()
-    functorch._set_vmap_fallback_enabled(False)
+    """Torch's fallback for an operator without a batching rule is off inside: it would run member by member.
+
+    It is off for the whole process, until the last thread is through.
+    """
+    with _changing:
+        _inside.append(_inside[0] if _inside else functorch._is_vmap_fallback_enabled())
+        functorch._set_vmap_fallback_enabled(False)
     try:
         yield
     finally:
-        functorch._set_vmap_fallback_enabled(before)
+        with _changing:
+            before = _inside.pop()
+            if not _inside:
+                functorch._set_vmap_fallback_enabled(before)
+
+
+_changing = threading.Lock()
+_inside: list[bool] = []
+"""For each who is inside, whether the fallback was on before the first."""

@@ -391,7 +391,7 @@ def test_a_second_fit_traces_nothing(monkeypatch):
 
     from carpool.adapters.torch import program
 
-    monkeypatch.setattr(program, "make_fx", traced)
+    monkeypatch.setattr(program, "graph_of", traced)
     results = carpool.fit(make(), X, Y, **OPTIONS)
     assert results["0"].strategy == "fused"
 

@@ -111,16 +111,17 @@ class Printer:
             self._place(text, statement, kept, over, value, outs)
         elif value.type not in (self.real, "f4", "f8") or not fits_lanes(exprs):
             self._one_by_one(text, statement, kept, over, value, outs)
-        elif (
-            kept
-            and unit(exprs, len(kept) - 1) > (unit(exprs, -1) if over else 0)
-            and fits_lanes([out.value for out in outs])
-        ):
+        elif kept and self._in_columns(exprs, kept, over) and fits_lanes([out.value for out in outs]):
             self._by_columns(text, statement.kind, kept, over, value, outs)
         elif over and over[-1] > 1:
             self._along(text, statement.kind, kept, over, value, outs)
         else:
             self._one_by_one(text, statement, kept, over, value, outs)
+
+    def _in_columns(self, values: Sequence[Expr], kept: Shape, over: Shape) -> bool:
+        """Whether lanes are results: where those lie side by side, or where each is of a few elements only."""
+        few = bool(over) and over[-1] <= self.lanes // 2 <= kept[-1]
+        return few or unit(values, len(kept) - 1) > (unit(values, -1) if over else 0)
 
     def _one_by_one(
         self, text: Text, statement: Reduce, kept: Shape, over: Shape, value: Expr, outs: Sequence[Out]

@@ -247,7 +247,7 @@ def _into_reduce(before: Map, out: Out, after: Reduce) -> Reduce | None:
 
 def oriented(product: Product) -> Product | None:
     """The product so that columns lie side by side in its right operand, and best in its outs; or None."""
-    ways = [way for way in (product, _exchanged(product)) if way.right.strides[-1] == 1 or way.columns == 1]
+    ways = [way for way in (product, exchanged(product)) if way.right.strides[-1] == 1 or way.columns == 1]
     return min(ways, key=_awkward, default=None)
 
 
@@ -261,7 +261,7 @@ def _awkward(product: Product) -> tuple[int, float]:
     return sum(own[-1] not in (0, 1) for own in strides), lanes / product.columns
 
 
-def _exchanged(product: Product) -> Product:
+def exchanged(product: Product) -> Product:
     """The product of the transposed operands: rows are columns."""
 
     def swap(offset: int, strides: Shape) -> tuple[int, Shape]:

@@ -20,7 +20,7 @@ from carpool.kernels.resident.loops import (
     Statement,
     whole,
 )
-from carpool.kernels.resident.merge import merged, oriented
+from carpool.kernels.resident.merge import exchanged, merged, oriented
 from carpool.kernels.resident.parts import PARTS, Home, Step
 
 
@@ -45,6 +45,9 @@ def turn(step: Step) -> None:
                     strides = (*[0] * len(statement.batch), statement.columns, 1)
                     statement = replace(statement, right=Place(twins[array], 0, strides))
                 else:
+                    if statement.rows < statement.columns:
+                        statement = exchanged(statement)  # the smaller operand is the one to be copied
+                        array = statement.right.array
                     count += 1
                     space = (*statement.batch, statement.depth, statement.columns)
                     copy = builder.array(array.type, space, f"turned{count}")
