@@ -125,7 +125,6 @@ class StackedSession(FusedSession):
         except BaseException:  # a session that cannot be opened holds up nobody
             self._stream.close()
             raise
-        self._begin_codes()
 
     @property
     def note(self) -> str:  # type: ignore[override]  # what is known when a member has ended
@@ -212,7 +211,12 @@ class StackedSession(FusedSession):
         self._take_compiled(chunk)
         ahead = self._feed.ahead(chunk)
         if (resident := self._resident(chunk)) is not None and not ahead.errors:
-            return Ticket(chunk, (self._gather().train(chunk, ahead, resident), ahead, None))
+            is_first = self._epochs is None
+            shown = self._gather().train(chunk, ahead, resident)
+            if is_first:  # while these steps run
+                self._gather().launch()
+                self._begin_codes()
+            return Ticket(chunk, (shown, ahead, None))
         self._settle()
         try:
             self._feed.tell(chunk, chunk.steps)
