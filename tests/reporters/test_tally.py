@@ -115,6 +115,7 @@ def test_group_notes_say_the_last_thing_that_happened(plan_of: MakePlan) -> None
     told = {
         GroupCompiled(0, 8, 4, "compiled", 5.14): "compiled in 5.1 s",
         GroupCompiled(0, 8, 4, "traced", 0.5): "traced in 0.5 s",
+        GroupCompiled(0, 8, 4, "resident", 0.2): "resident in 0.2 s",
         GroupVerified(0, 2, 3.1e-7): "verified 2 within 3.1e-07",
         GroupVerified(0, 2, 0.0, Proof.TRACES): "equal traces of 2",
         GroupFellBack(0, ("s0,m0",), "mismatch"): "one by one: mismatch",
