@@ -114,7 +114,7 @@ class Silent(tf.Module):
         ({"model": Silent()}, LossError, "can be called"),
         ({"model": lambda: 3}, ModelError, "a factory of a tf.Module"),
         ({"optimizer": None}, OptimizerError, "an optimizer beside loss="),
-        ({"optimizer": 3}, OptimizerError, "apply_gradients"),
+        ({"optimizer": 3}, OptimizerError, "a function that makes one"),
         ({"optimizer": lambda: 3}, OptimizerError, "a factory of"),
         ({"loss": None}, LossError, "loss= or step="),
         ({"loss": lambda p, t: p}, LossError, "to be a scalar"),

@@ -197,6 +197,7 @@ def test_a_process_that_compiles_is_stopped_at_its_budget(monkeypatch: pytest.Mo
 def test_it_is_begun_only_where_it_is_expected_to_pay(monkeypatch: pytest.MonkeyPatch, staged: Any):
     """Launches that would take a second in all are not worth six seconds of the compiler."""
     monkeypatch.undo()
+    monkeypatch.setattr(programs.Programs, "_code", lambda *_: None)
     monkeypatch.setattr(programs, "FEWEST_LAUNCHES", 1)
     monkeypatch.setattr(program, "_memory", type(program._memory)())
     began = staged(None)

@@ -14,7 +14,7 @@ from carpool.adapters import xla
 from carpool.environment import cores
 from carpool.memory.maps import thin
 
-_KEPT = 256
+_KEPT = 64  # a structure's take some 12 MB: 60 structures took 600 MB on a CPU
 _programs: OrderedDict[Hashable, Future[Any]] = OrderedDict()
 _turns = threading.BoundedSemaphore(max(1, cores()))
 

@@ -8,6 +8,7 @@ its rows took) is in memory of the launch's own, so nothing waits for anything b
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,10 +36,37 @@ LAUNCH_S = 0.05
 _MOST_CHUNKS = 256
 
 
+class _Runner:
+    """The thread in which launches run, one after another; it is there while some stack may launch."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._stacks = 0
+
+    def open(self) -> None:
+        with self._lock:
+            self._stacks += 1
+
+    def submit(self, work: Callable[[], None]) -> Future[None]:
+        with self._lock:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "carpool-resident")
+            return self._thread.submit(work)
+
+    def close(self) -> None:
+        """A stack launches no more."""
+        with self._lock:
+            self._stacks -= 1
+            idle, self._thread = (self._thread, None) if not self._stacks else (None, self._thread)
+        if idle is not None:
+            idle.shutdown()
+
+
 @cache
-def _runner(process: int) -> ThreadPoolExecutor:
+def _runner(process: int) -> _Runner:
     """A process's own: after a fork the parent's thread is not there."""
-    return ThreadPoolExecutor(1, "carpool-resident")
+    return _Runner()
 
 
 @dataclass(frozen=True)
@@ -126,6 +154,15 @@ class Epochs:
         self._memory = Memory()
         self._expected_s = 0.0
         self._chunk_s = LAUNCH_S
+        self._runner = _runner(os.getpid())
+        self._runner.open()
+
+    def close(self) -> None:
+        """Computes what was told, and launches no more."""
+        try:
+            self.settle()
+        finally:
+            self._runner.close()
 
     @property
     def in_flight(self) -> int:
@@ -198,7 +235,7 @@ class Epochs:
             self._counts = self._tensors["updates"].numpy().copy()
         made = _Launch(self, segments, self._fed(segments))
         self._running = [future for future in self._running if not future.done()]
-        future = _runner(os.getpid()).submit(made.carry_out)
+        future = self._runner.submit(made.carry_out)
         self._running.append(future)
         for segment in segments:
             segment.shown.future = future

@@ -95,9 +95,8 @@ class StackedSession(FusedSession):
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
         self.schedules = _has_timers(known)
         key = (self._first.signature, recipe.sharing)
-        self._programs = Programs(
-            key, self._panels, device, compile, prepared, width > 1, lambda: self._threads.most
-        )
+        most = partial(getattr, self._threads, "most")  # not the session itself: that would be a circle
+        self._programs = Programs(key, self._panels, device, compile, prepared, width > 1, most)
         self._best: Tensors = {}
         self._dead: set[int] = set()
         self._versions: dict[int, list[int]] = {}
@@ -125,7 +124,6 @@ class StackedSession(FusedSession):
         except BaseException:  # a session that cannot be opened holds up nobody
             self._stream.close()
             raise
-        self._begin_codes()
 
     @property
     def note(self) -> str:  # type: ignore[override]  # what is known when a member has ended
@@ -186,7 +184,7 @@ class StackedSession(FusedSession):
         seeds = torch.tensor([self._member(row).built.seed for row in rows], device=self._device)
         self._tensors["seeds"][torch.tensor(list(rows), device=self._device)] = seeds
         self._dead -= set(rows)
-        self._epochs = None  # it was of those who were there before
+        self._leave_gathering()  # it was of those who were there before
         for row in rows:
             built = self._member(row).built
             self._versions[row] = _versions(built.model)
@@ -212,7 +210,12 @@ class StackedSession(FusedSession):
         self._take_compiled(chunk)
         ahead = self._feed.ahead(chunk)
         if (resident := self._resident(chunk)) is not None and not ahead.errors:
-            return Ticket(chunk, (self._gather().train(chunk, ahead, resident), ahead, None))
+            is_first = self._epochs is None
+            shown = self._gather().train(chunk, ahead, resident)
+            if is_first:  # while these steps run
+                self._gather().launch()
+                self._begin_codes()
+            return Ticket(chunk, (shown, ahead, None))
         self._settle()
         try:
             self._feed.tell(chunk, chunk.steps)
@@ -250,6 +253,12 @@ class StackedSession(FusedSession):
     def _settle(self) -> None:
         if self._epochs is not None:
             self._epochs.settle()
+
+    def _leave_gathering(self) -> None:
+        """Everything that was told is computed; what comes is gathered anew."""
+        if self._epochs is not None:
+            epochs, self._epochs = self._epochs, None
+            epochs.close()
 
     def _take_compiled(self, chunk: Chunk) -> None:
         """Goes on with the compiled step once it is there, if members alone agree with it; else the traced one stays."""
@@ -554,8 +563,8 @@ class StackedSession(FusedSession):
         moved = {row: place for place, row in enumerate(occupied)}
         index = torch.tensor((occupied * width)[:width], device=self._device)
         rows = [name for name in self._tensors if not name.startswith(("data:", "shared:")) and name != "k"]
+        self._leave_gathering()
         self._raw |= {name: self._raw[name].index_select(0, index) for name in rows}
-        self._epochs = None
         self._best = {name: best.index_select(0, index) for name, best in self._best.items()}
         self._known = [*(self._known[row] for row in occupied), *[None] * (width - len(occupied))]
         self._hypers = self._hypers.moved(occupied, width)
@@ -609,8 +618,7 @@ class StackedSession(FusedSession):
         return self._peak_bytes
 
     def close(self) -> None:
-        self._settle()
-        self._epochs = None
+        self._leave_gathering()
         self._stream.close()
         if self._window is not None:
             self._window.close()

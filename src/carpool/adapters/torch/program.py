@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 
 import torch
@@ -102,15 +103,19 @@ class Program:
         key: Hashable,
         finish: Callable[[GraphModule], None] = lambda _: None,
         repeats: bool = True,
+        is_late: bool = False,
     ) -> None:
-        """`panels` are the tensors of each, of one shape; `finish` works over a step that was traced, once. `repeats`: captured, it gives the same bits each time."""
+        """`panels` are the tensors of each, of one shape; `finish` works over a step that was traced, once.
+
+        `repeats`: captured, it gives the same bits each time. `is_late`: traced when it is first asked for.
+        """
         self._panels, self._repeats = panels, repeats
         self._inputs = [list(tensors.values()) for tensors in panels]
         self._device = self._inputs[0][0].device
         tensors = panels[0]
-        started = time.perf_counter()
-        self._ready = _remembered((key, _shapes(tensors), flags()), lambda: _trace(step, tensors, finish))
-        self._call = self._ready.best
+        full = (key, _shapes(tensors), flags())
+        self._trace = lambda: _remembered(full, lambda: _trace(step, tensors, finish))
+        self._taken: Callable[..., None] | None = None
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._begun: int | None = None
         self.at = 0
@@ -120,7 +125,27 @@ class Program:
         """Its steps as machine code, once it runs so."""
         self.short: dict[int, int] = {}
         """Rows of the panel that raised which took fewer steps of the launch than the others, and how many."""
-        self.prepare_s = time.perf_counter() - started
+        self.prepare_s = 0.0
+        if not is_late:
+            self._call  # noqa: B018  # traces it
+
+    @cached_property
+    def _ready(self) -> _Ready:
+        started = time.perf_counter()
+        found = self._trace()
+        self.prepare_s += time.perf_counter() - started
+        return found
+
+    @property
+    def _call(self) -> Callable[..., None]:
+        """What a step calls: the best there was when it was first asked for, until another is adopted."""
+        if self._taken is None:
+            self._taken = self._ready.best
+        return self._taken
+
+    @_call.setter
+    def _call(self, call: Callable[..., None]) -> None:
+        self._taken = call
 
     @property
     def compiled(self) -> bool:

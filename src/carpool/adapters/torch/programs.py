@@ -61,7 +61,8 @@ class Programs:
         """
         if (kind, size) not in self._ready:
             panels = self._panels.cut(tensors)
-            program = Program(make(), panels, (kind, self._key, size), repeats=self._repeats)
+            is_late = self._is_resident  # then most often it need not be traced
+            program = Program(make(), panels, (kind, self._key, size), repeats=self._repeats, is_late=is_late)
             if self._compile is True:
                 program.compile()
             elif not self._compile:
