@@ -132,6 +132,7 @@ class _Assembly:
 
     def step(self, turned: frozenset[str] = frozenset()) -> steps.Step:
         self._builder = Builder()
+        self._emptied: list[Map] = []  # what was gathered, once it is used
         self._turned = turned
         self._made = steps.Step(
             self._real, self._size, trains=self._trains, spans=len(self._recipe.layout.spans)
@@ -247,8 +248,7 @@ class _Assembly:
             assert kept.place is not None
             self._made.when_not.append(Map(leaf.shape, (Out(kept.place, total.expr),)))
             zero = Const(self._real, 0.0)
-            self._after_due = getattr(self, "_after_due", [])
-            self._after_due.append(Map(leaf.shape, (Out(kept.place, zero),)))
+            self._emptied.append(Map(leaf.shape, (Out(kept.place, zero),)))
         return totals
 
     def _clipped(self, grads: Mapping[str, Value]) -> dict[str, Value]:
@@ -311,8 +311,7 @@ class _Assembly:
                 assert tally.place is not None
                 one = moved(element, lambda offset, strides: (offset, ()))
                 builder.statements.append(Map((), (Out(tally.place, one),)))
-        builder.statements += getattr(self, "_after_due", [])
-        self._after_due = []
+        builder.statements += self._emptied
 
 
 def _elements(graph: torch.fx.Graph, given: Sequence[Expr], shape: tuple[int, ...]) -> list[Expr]:
