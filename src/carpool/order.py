@@ -1,8 +1,8 @@
 """In which order samples are read: `batch_order`, public and stable, and the same for many members at once on a host.
 
-The keys are random numbers, so a row needs no general sort: as many buckets as keys, by their first bits, hold one or two each. That is
-a page of C, eight times as fast as NumPy, where the machine has a compiler; it is compiled for the first long shuffle and used
-once it is there. (On a GPU: `kernels/order.py`.)
+The keys are random numbers, so a row needs no general sort: twice as many buckets as keys, by their first bits, hold one or none.
+That is a page of C, where the machine has a compiler; it is compiled for the first long shuffle and used once it is there, and steps
+that are machine code bring it along. (On a GPU: `kernels/order.py`.)
 """
 
 from __future__ import annotations
@@ -23,54 +23,100 @@ _BLOCK = 1 << 14  # keys made at a time: what is between them stays in a core's 
 _LONG = 1 << 14  # keys from which on a compiler is asked: NumPy takes a millisecond for so many
 _FEW_TIES = 1 << 21  # keys; in longer rows two nearly always differ in nothing but their last bits
 _MOST_LENGTH = 1 << 31
-_SOURCE = f"""
+SHUFFLE = f"""
 #include <stdint.h>
+#include <string.h>
+#ifndef PLACE
+#define PLACE int64_t
+#endif
 
-static inline uint64_t key_of(uint64_t c0, uint64_t seed, uint64_t epoch) {{
-    const uint64_t mask = {MASK}ull;
-    uint64_t c1 = {ORDER_CALL}ull, c2 = epoch & mask, c3 = epoch >> 32, k0 = seed & mask, k1 = seed >> 32;
+typedef uint64_t quad __attribute__((vector_size(32)));
+
+/* Of the lower halves: one instruction, which GCC does not find by itself. */
+static inline quad wide_product(quad a, quad b) {{
+#if defined(__AVX2__) && !defined(__clang__)
+    typedef int words __attribute__((vector_size(32)));
+    return (quad)__builtin_ia32_pmuludq256((words)a, (words)b);
+#else
+    return a * b;
+#endif
+}}
+
+static inline quad four_keys(uint64_t at, uint64_t seed, uint64_t epoch) {{
+    const quad none = {{0}}, mask = none + {MASK}ull;
+    uint64_t k0 = seed & {MASK}ull, k1 = seed >> 32;
+    quad c0 = {{at, at + 1, at + 2, at + 3}}, c1 = none + {ORDER_CALL}ull;
+    quad c2 = none + (epoch & {MASK}ull), c3 = none + (epoch >> 32);
     for (int round = 0; round < 10; ++round) {{
-        uint64_t p0 = {MULTIPLIERS[0]}ull * c0, p1 = {MULTIPLIERS[1]}ull * c2;
+        const quad p0 = wide_product(c0, none + {MULTIPLIERS[0]}ull);
+        const quad p1 = wide_product(c2, none + {MULTIPLIERS[1]}ull);
         c0 = (p1 >> 32) ^ c1 ^ k0;
         c1 = p1 & mask;
         c2 = (p0 >> 32) ^ c3 ^ k1;
         c3 = p0 & mask;
-        k0 = (k0 + {WEYL[0]}ull) & mask;
-        k1 = (k1 + {WEYL[1]}ull) & mask;
+        k0 = (k0 + {WEYL[0]}ull) & {MASK}ull;
+        k1 = (k1 + {WEYL[1]}ull) & {MASK}ull;
     }}
     return c0 << 31 | c1 >> 1;
 }}
 
-/* Rows of orders, in 2 ** bits buckets; key and end are room for one row. */
-void order(const uint64_t *seeds, const uint64_t *epochs, int64_t rows, int64_t length, int bits,
-           int64_t *out, uint64_t *key, uint32_t *end) {{
+/* An order, by 2 ** bits buckets; key and end are room for all keys, rounded up to eight, and all buckets. */
+static void shuffle(uint64_t seed, uint64_t epoch, int64_t length, int bits, PLACE *out, uint64_t *key,
+                    uint32_t *end) {{
     const int64_t buckets = (int64_t)1 << bits;
     const int shift = 63 - bits;
-    for (int64_t row = 0; row < rows; ++row, out += length) {{
-        const uint64_t seed = seeds[row], epoch = epochs[row];
-        for (int64_t i = 0; i < length; ++i) key[i] = key_of((uint64_t)i, seed, epoch);
+    for (int64_t i = 0; i < length; i += 8) {{  /* two quads at a time: each round waits for the one before */
+        const quad low = four_keys((uint64_t)i, seed, epoch), high = four_keys((uint64_t)i + 4, seed, epoch);
+        memcpy(key + i, &low, sizeof low);
+        memcpy(key + i + 4, &high, sizeof high);
+    }}
 
-        for (int64_t b = 0; b < buckets; ++b) end[b] = 0;
-        for (int64_t i = 0; i < length; ++i) ++end[key[i] >> shift];
-        uint32_t begin = 0;
-        for (int64_t b = 0; b < buckets; ++b) {{
-            const uint32_t held = end[b];
-            end[b] = begin;
-            begin += held;
-        }}
-        for (int64_t i = 0; i < length; ++i) out[end[key[i] >> shift]++] = i;
+    for (int64_t b = 0; b < buckets; ++b) end[b] = 0;
+    for (int64_t i = 0; i < length; ++i) ++end[key[i] >> shift];
+    uint32_t begin = 0;
+    for (int64_t b = 0; b < buckets; ++b) {{
+        const uint32_t held = end[b];
+        end[b] = begin;
+        begin += held;
+    }}
+    for (int64_t i = 0; i < length; ++i) out[end[key[i] >> shift]++] = (PLACE)i;
 
-        /* Nobody is far from its place, and equal keys stand in the order of their positions. */
-        for (int64_t at = 1; at < length; ++at) {{
-            const int64_t moved = out[at];
-            const uint64_t own = key[moved];
-            int64_t to = at;
-            for (; to > 0 && key[out[to - 1]] > own; --to) out[to] = out[to - 1];
-            out[to] = moved;
-        }}
+    /* Nobody is far from its place, and equal keys stand in the order of their positions. */
+    for (int64_t at = 1; at < length; ++at) {{
+        const PLACE moved = out[at];
+        const uint64_t own = key[moved];
+        int64_t to = at;
+        for (; to > 0 && key[out[to - 1]] > own; --to) out[to] = out[to - 1];
+        out[to] = moved;
     }}
 }}
 """
+"""One row's order in C; `PLACE` is the type of a position."""
+
+_SOURCE = (
+    SHUFFLE
+    + """
+void order(const uint64_t *seeds, const uint64_t *epochs, int64_t rows, int64_t length, int bits,
+           int64_t *out, uint64_t *key, uint32_t *end) {
+    for (int64_t row = 0; row < rows; ++row)
+        shuffle(seeds[row], epochs[row], length, bits, out + row * length, key, end);
+}
+"""
+)
+
+
+def bucket_bits(length: int) -> int:
+    """Twice as many buckets as keys: most hold one or none.
+
+    >>> bucket_bits(1000), 1 << bucket_bits(1000)
+    (11, 2048)
+    """
+    return max(1, length - 1).bit_length() + 1
+
+
+def scratch_bytes(length: int) -> int:
+    """The room that keys and buckets of a row take, keys first."""
+    return 8 * (-(-length // 8) * 8) + (4 << bucket_bits(length))
 
 
 def batch_order(seed: int, epoch: int, length: int) -> np.ndarray:
@@ -184,10 +230,10 @@ def _native() -> ctypes.CDLL | None:
 
 
 def _by_buckets(native: ctypes.CDLL, seeds: np.ndarray, epochs: np.ndarray, length: int) -> np.ndarray:
-    bits = max(1, length).bit_length() - 1
+    bits = bucket_bits(length)
     own, when = (np.ascontiguousarray(given, np.int64) for given in (seeds, epochs))
     out = np.empty((len(own), length), np.int64)
-    key, end = np.empty(length, np.uint64), np.empty(1 << bits, np.uint32)
+    key, end = np.empty(length + 7, np.uint64), np.empty(1 << bits, np.uint32)
     sizes = (ctypes.c_int64(len(own)), ctypes.c_int64(length), ctypes.c_int(bits))
     native.order(*map(_at, (own, when)), *sizes, *map(_at, (out, key, end)))
     return out

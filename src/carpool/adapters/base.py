@@ -22,7 +22,7 @@ from carpool.errors import FusionError, ModelError, described, sentence
 from carpool.fidelity import Proof
 from carpool.job import Job
 from carpool.memory.estimate import Footprint
-from carpool.planning.cursor import Chunk, Cursor, Supply
+from carpool.planning.cursor import Chunk, Cursor, Stretch, Supply
 from carpool.planning.holds import Hold
 from carpool.planning.spec import ModelSpec
 from carpool.planning.trials import Form, Trial
@@ -96,6 +96,40 @@ class Reading(Protocol):
     def done(self) -> bool: ...
 
     def read(self) -> MetricColumns: ...
+
+
+@dataclass(frozen=True)
+class EpochColumns:
+    """What rows showed in whole epochs that they all went through, as one: sums are [epochs, rows]."""
+
+    rows: tuple[int, ...]
+    epochs: int
+    steps: int
+    """Of a row, in an epoch."""
+    samples: int
+    sums: Mapping[str, np.ndarray]
+    val_means: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+class Told(Protocol):
+    """Whole epochs that a session was told at once, and went on with."""
+
+    @property
+    def stretch(self) -> Stretch:
+        """As many of those that it was asked for as it took."""
+        ...
+
+    def done(self) -> bool:
+        """Whether reading it would not wait."""
+        ...
+
+    def columns(self) -> EpochColumns | None:
+        """What they showed; None where a row did not go through: then it is read chunk by chunk."""
+        ...
+
+    def tickets(self) -> Iterator[tuple[Ticket, Reading | None]]:
+        """The same as if it had been told chunk after chunk, each with the validation that followed it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -192,6 +226,10 @@ class Session(Servable):
     @abstractmethod
     def advance(self, chunk: Chunk) -> Ticket:
         """Enqueues the chunk's steps without waiting for them."""
+
+    def advance_epochs(self, stretch: Stretch) -> Told | None:
+        """Enqueues whole epochs at once, as many of these as it likes, their validation included; None where it takes no stretch."""
+        return None
 
     def done(self, ticket: Ticket) -> bool:
         """Whether `metrics` would not have to wait."""

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
-from carpool.adapters.base import MetricColumns
+from carpool.adapters.base import EpochColumns, MetricColumns
 from carpool.executors.member import Member
 
 _MOST = 512  # entries before they are written
+
+
+def epoch_means(columns: EpochColumns) -> dict[str, np.ndarray]:
+    """By the names they have in a history: [epochs, rows]."""
+    means = {name: total / max(1, columns.samples) for name, total in columns.sums.items()}
+    return means | {f"val_{name}": found for name, found in columns.val_means.items()}
 
 
 class Entry(NamedTuple):
@@ -30,64 +37,88 @@ class Entry(NamedTuple):
 
 
 class Books:
-    """Chunks that are read and not yet written down. Every number becomes what row by row it would have become."""
+    """Chunks and epochs that are read and not yet written down. Every number becomes what row by row it would have become."""
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self._entries: list[Entry | EpochColumns] = []
+        self._count = 0
 
     @property
     def is_full(self) -> bool:
-        return len(self._entries) >= _MOST
+        return self._count >= _MOST
 
-    def add(self, entry: Entry) -> None:
-        """A chunk's metrics, in order."""
+    def add(self, entry: Entry | EpochColumns) -> None:
+        """A chunk's metrics, or those of whole epochs, in order."""
         self._entries.append(entry)
+        self._count += entry.epochs if isinstance(entry, EpochColumns) else 1
 
     def write(self, members: Mapping[int, Member]) -> None:
         """Brings the members up to date."""
-        entries, self._entries = self._entries, []
-        start = 0
-        while start < len(entries):
-            rows = entries[start].shown.rows
-            stop = start
-            while stop < len(entries) and entries[stop].shown.rows == rows:
-                stop += 1
-            _write(entries[start:stop], [members[row] for row in rows])
-            start = stop
+        entries, self._entries, self._count = self._entries, [], 0
+        for rows, alike in groupby(entries, _rows):
+            _write(list(alike), [members[row] for row in rows])
 
 
-def _write(entries: list[Entry], members: list[Member]) -> None:
-    """Entries of the same rows. An epoch may have begun before them, and the last may not have ended."""
-    names = list(dict.fromkeys([name for m in members[:1] for name in m.sums] + list(entries[0].shown.sums)))
-    samples = np.array([member.samples for member in members], np.int64)
-    sums = {name: np.array([member.sums.get(name, 0.0) for member in members]) for name in names}
-    steps = np.zeros(len(members), np.int64)
-    epochs: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    ended, at_end = 0, steps
-    for entry in entries:
+def _rows(entry: Entry | EpochColumns) -> tuple[int, ...]:
+    return entry.rows if isinstance(entry, EpochColumns) else entry.shown.rows
+
+
+class _Column:
+    """What some members have shown: of the epoch that is open, and the means of those that ended."""
+
+    def __init__(self, members: list[Member]) -> None:
+        names = {name: None for member in members for name in member.sums}
+        self.sums = {name: np.array([one.sums.get(name, 0.0) for one in members]) for name in names}
+        self.samples = np.array([member.samples for member in members], np.int64)
+        self.steps = np.zeros(len(members), np.int64)
+        self.ended, self.at_end = 0, self.steps
+        self._nothing = np.zeros(len(members))
+        self._epochs: dict[str, list[np.ndarray]] = {}
+
+    def add(self, entry: Entry) -> None:
         shown = entry.shown
-        steps += shown.steps
-        samples += shown.samples
-        for name in names:
-            sums[name] = sums[name] + shown.sums[name]
+        self.steps = self.steps + shown.steps
+        self.samples = self.samples + shown.samples
+        for name, column in shown.sums.items():
+            self.sums[name] = self.sums.get(name, self._nothing) + column
         if entry.ends:
-            ended, at_end = ended + 1, steps.copy()
-            for name in names:
-                epochs[name].append(sums[name] / np.maximum(1, samples))
-                sums[name] = np.zeros(len(members))
-            for name, means in entry.val_means.items():
-                epochs.setdefault(name, []).append(means)
-            samples = np.zeros(len(members), np.int64)
-    histories = {name: np.stack(means, 1).tolist() for name, means in epochs.items() if means}
-    left = {name: column.tolist() for name, column in sums.items()}
-    is_open = bool(samples.any())
-    columns = zip(members, steps.tolist(), at_end.tolist(), samples.tolist(), strict=True)
+            means = {name: total / np.maximum(1, self.samples) for name, total in self.sums.items()}
+            self._end({name: column[None] for name, column in {**means, **entry.val_means}.items()}, 1)
+
+    def add_epochs(self, columns: EpochColumns) -> None:
+        """Of members that were about to begin one."""
+        self.steps = self.steps + columns.epochs * columns.steps
+        self._end(epoch_means(columns), columns.epochs)
+
+    def _end(self, means: Mapping[str, np.ndarray], epochs: int) -> None:
+        for name, column in means.items():
+            self._epochs.setdefault(name, []).append(column)
+        self.ended, self.at_end = self.ended + epochs, self.steps
+        self.sums, self.samples = {}, np.zeros_like(self.samples)
+
+    @property
+    def histories(self) -> dict[str, list[list[float]]]:
+        """The means of each epoch that ended, member by member."""
+        return {name: np.concatenate(means).T.tolist() for name, means in self._epochs.items()}
+
+
+def _write(entries: list[Entry | EpochColumns], members: list[Member]) -> None:
+    """Entries of the same rows. An epoch may have begun before them, and the last may not have ended."""
+    shown = _Column(members)
+    for entry in entries:
+        if isinstance(entry, EpochColumns):
+            shown.add_epochs(entry)
+        else:
+            shown.add(entry)
+    histories = shown.histories
+    left = {name: column.tolist() for name, column in shown.sums.items()}
+    columns = zip(members, shown.steps.tolist(), shown.at_end.tolist(), shown.samples.tolist(), strict=True)
     for place, (member, taken, taken_at_end, seen) in enumerate(columns):
-        if ended:
+        if shown.ended:
             member.steps_at_end = member.steps + taken_at_end
         member.steps += taken
         member.samples = seen
-        member.sums = {name: column[place] for name, column in left.items()} if is_open else {}
-        member.epochs_ended += ended
+        member.sums = {name: column[place] for name, column in left.items()}
+        member.epochs_ended += shown.ended
         for name, means in histories.items():
             member.history.setdefault(name, []).extend(means[place])

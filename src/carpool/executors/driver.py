@@ -23,6 +23,7 @@ from carpool.adapters.base import (
     Session,
     StepFailure,
     Ticket,
+    Told,
     Unstackable,
 )
 from carpool.errors import StepError, failure, sentence
@@ -40,7 +41,7 @@ from carpool.executors.books import Entry
 from carpool.executors.cohort import Cohort, chunk_of, cohorts, moved
 from carpool.executors.journal import Journal
 from carpool.executors.member import Member
-from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Supply, most_steps
+from carpool.planning.cursor import MAX_CHUNK_STEPS, Chunk, Supply, most_steps, stretch
 from carpool.planning.widths import repacked, spread
 from carpool.result import Outcome
 from carpool.stopping import Patience
@@ -76,6 +77,16 @@ class _Enqueued:
         return self.session.done(self.ticket) and (self.validated is None or self.validated.done())
 
 
+@dataclass(frozen=True)
+class _Stretched:
+    """Whole epochs that a session was told at once."""
+
+    told: Told
+
+    def done(self) -> bool:
+        return self.told.done()
+
+
 class Finish(Protocol):
     """Takes a member that has reached its outcome, with its last state."""
 
@@ -97,7 +108,7 @@ class Driver:
         self._finish = finish
         self._emit = emit
         self._group = group
-        self._pending: list[_Enqueued] = []
+        self._pending: list[_Enqueued | _Stretched] = []
         self._is_thinned = False
         """Whether members have ended since the stack was last packed."""
         self.slice_s: float | None = None
@@ -118,6 +129,9 @@ class Driver:
         yield from self._check_first_steps()
         while any(not cohort.through for cohort in self._cohorts):
             self._repack()
+            if not verify and (told := self._tell_epochs()) is not None:
+                yield from self._follow(told)
+                continue
             chunk = self._cut(self._most_steps())
             if chunk is None:
                 yield self._has_supply
@@ -238,6 +252,25 @@ class Driver:
         self._report_input(done)
         return waits
 
+    def _tell_epochs(self) -> Told | None:
+        """Whole epochs of the rows that are furthest behind, told at once, where nothing is decided in them and the session takes them."""
+        cohort = min((one for one in self._cohorts if not one.through), key=lambda one: one.cursor.epoch)
+        if cohort.decides or self._session.schedules:
+            return None
+        asked = stretch(cohort.rows, cohort.course, cohort.cursor, cohort.course.epochs, cohort.validates)
+        told = self._session.advance_epochs(asked) if asked is not None else None
+        if told is not None:
+            cohort.cursor = told.stretch.end
+        return told
+
+    def _follow(self, told: Told) -> Iterator[Ready]:
+        self._pending.append(_Stretched(told))
+        self._emit(
+            GroupAdvanced(self._group, told.stretch.epochs * told.stretch.steps * len(told.stretch.rows))
+        )
+        yield from self._settle(leave=self._session.in_flight)
+        yield at_once
+
     def _begin_validation(self, rows: Sequence[int]) -> Reading | None:
         """What is raised here is raised again where it is waited for, and told there."""
         try:
@@ -275,7 +308,10 @@ class Driver:
             if not oldest.done():
                 yield oldest.done
             self._pending.pop(0)
-            self._settle_one(oldest)
+            if isinstance(oldest, _Stretched):
+                self._settle_epochs(oldest.told)
+            else:
+                self._settle_one(oldest)
 
     def _settle_now(self) -> None:
         for _ in self._settle():
@@ -300,6 +336,16 @@ class Driver:
         self._fail_late(shown.errors if isinstance(shown, MetricColumns) else {})
         self._end_epochs([row for row in ends if row in self._members], validated)
 
+    def _settle_epochs(self, told: Told) -> None:
+        """Nothing hangs on them, unless a row did not go through them, or somebody hears of each of its epochs."""
+        each = hears(self._emit, EpochEnded)
+        columns = None if each or not self._are_there(told.stretch.rows) else told.columns()
+        if columns is not None:
+            self._journal.add_epochs(columns, self._members)
+            return
+        for ticket, validated in told.tickets():
+            self._settle_one(_Enqueued(self._session, ticket, not each, validated))
+
     def _is_plain(self, shown: MetricColumns, ends: Sequence[int], validated: MetricColumns | None) -> bool:
         """Whether all rows went on as one: none diverged or is gone, and an epoch ended for all or for none."""
         return (
@@ -307,11 +353,12 @@ class Driver:
             and not shown.errors
             and (not ends or ends == shown.rows)
             and (validated is None or validated.rows == shown.rows)
-            and (
-                any(shown.rows is cohort.rows for cohort in self._cohorts)  # who leaves is in no cohort
-                or self._members.keys() >= frozenset(shown.rows)
-            )
+            and self._are_there(shown.rows)
         )
+
+    def _are_there(self, rows: tuple[int, ...]) -> bool:
+        """Whether none of these rows is gone: who leaves is in no cohort."""
+        return any(rows is cohort.rows for cohort in self._cohorts) or self._members.keys() >= frozenset(rows)
 
     # Epochs
 

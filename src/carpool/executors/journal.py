@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from carpool.adapters.base import EpochColumns
 from carpool.events import Emit, EpochsEnded, hears
 from carpool.executors.books import Books, Entry
 from carpool.executors.means import Means
@@ -25,6 +26,16 @@ class Journal:
             if (ended := self._means.add(entry)) is not None:
                 self._emit(ended)
         self._books.add(entry)
+        if self._books.is_full:
+            self.write(members)
+
+    def add_epochs(self, columns: EpochColumns, members: Mapping[int, Member]) -> None:
+        """What whole epochs showed, in order."""
+        if hears(self._emit, EpochsEnded):
+            self._means = self._means or Means(members)
+            for ended in self._means.add_epochs(columns):
+                self._emit(ended)
+        self._books.add(columns)
         if self._books.is_full:
             self.write(members)
 

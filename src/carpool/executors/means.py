@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from carpool.adapters.base import EpochColumns
 from carpool.events import EpochsEnded
-from carpool.executors.books import Entry
+from carpool.executors.books import Entry, epoch_means
 from carpool.executors.member import Member
 
 
@@ -31,10 +32,7 @@ class Means:
     def add(self, entry: Entry) -> EpochsEnded | None:
         """A chunk's metrics, in order; the event, where an epoch of all its rows ended with it."""
         shown = entry.shown
-        if shown.rows is not self._rows:
-            self._rows, self._index = shown.rows, np.array(shown.rows, np.intp)
-            self._told = tuple(self._names[row] for row in shown.rows)
-        index = self._index
+        index = self._place(shown.rows)
         self._samples[index] += shown.samples
         for name, column in shown.sums.items():
             self._column(name)[index] += column
@@ -47,6 +45,21 @@ class Means:
             column[index] = 0
         self._epochs[index] += 1
         return ended
+
+    def add_epochs(self, columns: EpochColumns) -> Iterator[EpochsEnded]:
+        """The events of whole epochs, which these rows were about to begin."""
+        index, means = self._place(columns.rows), epoch_means(columns)
+        for epoch in range(columns.epochs):
+            own = {name: column[epoch] for name, column in means.items()}
+            yield EpochsEnded(self._told, self._epochs[index], own)
+            self._epochs[index] += 1
+
+    def _place(self, rows: tuple[int, ...]) -> np.ndarray:
+        """The rows as an index; most often they are those of the chunk before."""
+        if rows is not self._rows:
+            self._rows, self._index = rows, np.array(rows, np.intp)
+            self._told = tuple(self._names[row] for row in rows)
+        return self._index
 
     def _column(self, name: str) -> np.ndarray:
         return self._sums.setdefault(name, np.zeros(len(self._samples)))

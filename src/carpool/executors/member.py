@@ -28,7 +28,7 @@ class Member:
     def __init__(self, job: Job, course: Course) -> None:
         self.job = job
         self.name = str(job.name)
-        self.decides = bool(job.stop or job.callbacks or job.scheduler is not None)
+        self.decides = bool(job.stop or job.callbacks)
         """Whether something is decided at the end of each epoch, so that its metrics must be known at once."""
         self.validates = job.validation_data is not None
         self.cohort = Cohort((), course, Cursor(), self.decides, self.validates)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 Standing = tuple[tuple[int, int, int], ...]
@@ -100,6 +100,72 @@ class Chunk:
         return Chunk(
             tuple(row for row, _ in kept), tuple(cursor for _, cursor in kept), self.size, self.steps, ends
         )
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Whole epochs of rows that stand in one place, with nothing decided between them: these chunks, the first epoch's, so often."""
+
+    chunks: tuple[Chunk, ...]
+    epochs: int
+    validates: bool
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return self.chunks[0].rows
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where its rows begin."""
+        return self.chunks[0].cursors[0]
+
+    @property
+    def steps(self) -> int:
+        """Of a row, in an epoch."""
+        return sum(chunk.steps for chunk in self.chunks)
+
+    @property
+    def samples(self) -> int:
+        """Of a row, in an epoch."""
+        return sum(chunk.steps * chunk.size for chunk in self.chunks)
+
+    @property
+    def end(self) -> Cursor:
+        """Where its rows stand behind it."""
+        return Cursor(self.cursor.epoch + self.epochs, 0, self.cursor.step + self.epochs * self.steps)
+
+    def of(self, epochs: int) -> Stretch:
+        """The first so many of its epochs."""
+        return replace(self, epochs=epochs)
+
+    def chunk(self, epoch: int, place: int) -> Chunk:
+        """The chunk at this place in one of its epochs, counted from its first."""
+        first = self.chunks[place]
+        cursor = first.cursors[0]
+        stands = Cursor(cursor.epoch + epoch, cursor.batch, cursor.step + epoch * self.steps)
+        return replace(first, cursors=(stands,) * len(first.rows))
+
+
+def stretch(
+    rows: tuple[int, ...], course: Course, cursor: Cursor, epochs: int, validates: bool
+) -> Stretch | None:
+    """So many whole epochs of rows that are about to begin one, as long as these are not their last; None where there are none.
+
+    >>> found = stretch((0, 1), Course(10, 4, 9), Cursor(2, 0, 6), 3, validates=False)
+    >>> [(chunk.size, chunk.steps) for chunk in found.chunks], found.end
+    ([(4, 2), (2, 1)], Cursor(epoch=5, batch=0, step=15))
+    """
+    epochs = min(epochs, course.epochs - 1 - cursor.epoch)
+    if epochs < 1 or cursor.batch or course.streamed or not course.length:
+        return None
+    chunks: list[Chunk] = []
+    while not chunks or not chunks[-1].ends:
+        size, most, ends = course.supply(cursor.batch)
+        steps = min(most, MAX_CHUNK_STEPS)
+        is_last = ends and steps == most
+        chunks.append(Chunk(rows, (cursor,) * len(rows), size, steps, rows if is_last else ()))
+        cursor = cursor.advanced(steps, is_last)
+    return Stretch(tuple(chunks), epochs, validates)
 
 
 def most_steps(launch_s: float, slice_s: float | None) -> int:

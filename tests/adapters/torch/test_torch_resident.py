@@ -139,15 +139,97 @@ def test_epochs_on_which_nothing_hangs_are_few_launches(monkeypatch: pytest.Monk
     launched: list[int] = []
     carry_out = epochs.carry_out
 
-    def counted(library: Any, segments: Any, *rest: Any) -> None:
-        launched.append(len(segments))
-        carry_out(library, segments, *rest)
+    def counted(blocks: Any, *rest: Any) -> None:
+        launched.append(int((blocks["count"] * blocks["epochs"]).sum()))
+        carry_out(blocks, *rest)
 
     monkeypatch.setattr(epochs, "carry_out", counted)
     train([job(seed, epochs=20, validation_data=VALIDATION) for seed in range(3)])
     # An epoch has its whole batches, its last, and validation's two. Of the first, what follows the whole batches is made ready.
     assert sum(launched) == 19 * 4 + 1
     assert len(launched) < 19
+
+
+class Silent:
+    """Hears nothing, so that nothing is told of single epochs."""
+
+    hears: frozenset[type] = frozenset()
+
+    def __call__(self, event: Event) -> None:
+        raise AssertionError(event)
+
+
+def quietly(jobs: Sequence[carpool.Job]) -> carpool.Results:
+    return carpool.train(jobs, device="cpu", strategy="fused", compile="resident", reporters=[Silent()])
+
+
+def assert_equal(some: carpool.Results, others: carpool.Results) -> None:
+    """To the last bit."""
+    for one, other in zip(some, others, strict=True):
+        assert (one.outcome, one.steps, one.epoch) == (other.outcome, other.steps, other.epoch)
+        assert repr(one.error) == repr(other.error)
+        assert one.history == other.history
+        assert all(map(torch.equal, weights(one), weights(other)))
+
+
+STRETCHED: dict[str, Change] = {
+    **{
+        name: change for name, change in CASES.items() if name not in ("stopped early", "by epoch", "by step")
+    },
+    "by step": lambda job: replace(
+        job,
+        scheduler=carpool.Schedule(
+            partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=30), every="step"
+        ),
+    ),
+    "through the files": lambda job: replace(job, shuffle=False),
+    "diverging": lambda job: replace(
+        job, optimizer=partial(torch.optim.SGD, lr=10.0 if job.seed == 1 else 0.01, weight_decay=100.0)
+    ),
+    "raising": lambda job: replace(job, model=partial(Counting, 30 if job.seed == 1 else 0)),
+}
+
+
+class Counting(nn.Module):
+    """Looks its steps up in a table, and raises where that ends."""
+
+    def __init__(self, begin: int) -> None:
+        super().__init__()
+        self.net = net()
+        self.register_buffer("count", torch.tensor([begin]))
+        self.register_buffer("table", torch.linspace(0.9, 1.1, 61, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.count = self.count + 1
+        return self.net(x) * self.table[self.count]
+
+
+@pytest.mark.parametrize("case", STRETCHED)
+def test_whole_epochs_at_once_have_the_bits_of_chunk_after_chunk(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where somebody hears of each epoch, where nobody does, and where each chunk is told by itself."""
+    jobs = [replace(STRETCHED[case](job(seed)), epochs=12 + seed) for seed in range(3)]
+    stretches: list[int] = []
+    tell = epochs.Epochs.stretch
+
+    def counted(self: Any, *given: Any) -> Any:
+        told = tell(self, *given)
+        stretches.append(told.stretch.epochs if told is not None else 0)
+        return told
+
+    monkeypatch.setattr(epochs.Epochs, "stretch", counted)
+    quiet = quietly(jobs)
+    assert max(stretches) > 1
+    heard, _ = train(jobs)
+    monkeypatch.setattr(epochs.Epochs, "stretch", lambda *_: None)
+    chunks = quietly(jobs)
+    assert_equal(quiet, chunks)
+    assert_equal(heard, chunks)
+    if case in ("diverging", "raising"):
+        assert 10 < chunks[1].steps < 13 * 5
+        assert chunks[1].outcome.word == {"diverging": "diverged", "raising": "failed"}[case]
 
 
 def test_a_member_has_the_same_bits_among_others_and_on_one_thread_or_two() -> None:

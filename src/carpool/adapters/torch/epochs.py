@@ -1,8 +1,8 @@
 """Many epochs in one launch of machine code: a stack's chunks and validations are gathered until somebody asks what they gave.
 
-The driver tells chunk after chunk, and asks for none of them while nothing is decided. So what it tells is gathered, as much as
-runs for 50 ms, and launched in a thread of its own while the driver tells more. What hangs on a chunk (its sums, how many steps
-its rows took) is in memory of the launch's own, so nothing waits for anything but the members' weights.
+The driver tells whole epochs at once, or chunk after chunk, and asks for none of them while nothing is decided. So what it tells
+is gathered, as much as runs for 50 ms, and launched in a thread of its own while the driver tells more. What hangs on a chunk (its
+sums, how many steps its rows took) is in memory of the launch's own, so nothing waits for anything but the members' weights.
 """
 
 from __future__ import annotations
@@ -10,30 +10,41 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from carpool.adapters.base import MetricColumns
+from carpool.adapters.base import EpochColumns, MetricColumns, Reading, Ticket
 from carpool.adapters.torch.feed import Feed
 from carpool.adapters.torch.hypers import Ahead, columns
-from carpool.adapters.torch.launch import SEGMENT, TENSOR, Memory, Resident, carry_out, entry, table_of
+from carpool.adapters.torch.launch import (
+    TENSOR,
+    Memory,
+    Resident,
+    block_of,
+    carry_out,
+    orders_of,
+    segment_of,
+    table_of,
+)
 from carpool.adapters.torch.stacked import Recipe
-from carpool.adapters.torch.standing import standing
+from carpool.adapters.torch.standing import Rows, standing
 from carpool.adapters.torch.validation import Validation
-from carpool.planning.cursor import Chunk
+from carpool.order import scratch_bytes
+from carpool.planning.cursor import Chunk, Stretch
 
 Tensors = dict[str, Tensor]
 
 LAUNCH_S = 0.05
 """How long a launch may be expected to take."""
 _MOST_CHUNKS = 256
+_MOST_EPOCHS = 256
+_MOST_SLOWER = 10.0
 
 
 class _Runner:
@@ -69,53 +80,55 @@ def _runner(process: int) -> _Runner:
     return _Runner()
 
 
-@dataclass(frozen=True)
-class _Segment:
-    """Some steps of some rows: where in their orders they begin, and the number of their first batch."""
-
-    resident: Resident
-    tensors: Mapping[str, Tensor]
-    rows: np.ndarray
-    order: Tensor
-    first: np.ndarray
-    batch: np.ndarray
-    steps: int
-    shown: Shown
-    ahead: Ahead | None = None
-    """What training updates with."""
-
-
 @dataclass
 class Shown:
-    """What a chunk or a validation gives: sums by row, once its launch is through."""
+    """What steps give, epoch after epoch: sums by row, how many steps each took, and where it raised; once their launch is through."""
 
     epochs: Epochs
-    values: int
     steps: int
+    sums: np.ndarray
+    """[epochs, rows, values]"""
+    taken: np.ndarray
+    faults: np.ndarray
     future: Future[None] | None = None
-    sums: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    taken: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    faults: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     seconds: float = 0.0
     """Its share of the launch's."""
 
+    @classmethod
+    def room(cls, epochs: Epochs, steps: int, values: int, count: int = 1) -> Shown:
+        """For so many epochs of so many steps each."""
+        width = epochs.width
+        taken, faults = np.zeros((count, width), np.int64), np.full((count, width), -1, np.int64)
+        return cls(epochs, steps, np.zeros((count, width, values)), taken, faults)
+
     def done(self) -> bool:
-        if self.future is None:
-            self.epochs.launch()
-        assert self.future is not None
-        return self.future.done()
+        return self._launched().done()
 
     def wait(self) -> None:
+        self._launched().result()
+
+    def _launched(self) -> Future[None]:
         if self.future is None:
             self.epochs.launch()
         assert self.future is not None
-        self.future.result()
+        return self.future
 
     def read(self) -> np.ndarray:
-        """A row for each of the stack's: sums, steps taken, and whether it is alive."""
+        """A row for each of the stack's, of a single epoch: sums, steps taken, and whether it is alive."""
         self.wait()
-        alive = (self.taken == self.steps) | (self.faults >= 0)
-        return np.concatenate([self.sums, self.taken[:, None], alive[:, None]], 1)
+        taken = self.taken[0]
+        alive = (taken == self.steps) | (self.faults[0] >= 0)
+        return np.concatenate([self.sums[0], taken[:, None], alive[:, None]], 1)
+
+    def at(self, epoch: int) -> Shown:
+        """What one of the epochs gave."""
+        own = slice(epoch, epoch + 1)
+        parts = self.sums[own], self.taken[own], self.faults[own]
+        return Shown(self.epochs, self.steps, *parts, self.future)
+
+    def whole(self, rows: Rows) -> bool:
+        """Whether these rows took all their steps."""
+        return bool((self.taken[:, rows.place] == self.steps).all())
 
 
 @dataclass(frozen=True)
@@ -138,22 +151,123 @@ class Validated:
         return MetricColumns(rows, np.zeros(len(rows), np.int64), samples, own, nothing)
 
 
+@dataclass(frozen=True)
+class Stretched:
+    """Whole epochs that were told at once: what their chunks showed, and their validation."""
+
+    stretch: Stretch
+    rows: Rows
+    chunks: Sequence[Shown]
+    validated: Validated | None
+    ahead: Ahead
+    names: Sequence[str]
+
+    def done(self) -> bool:
+        return self.chunks[0].done()
+
+    def columns(self) -> EpochColumns | None:
+        for shown in self.chunks:
+            shown.wait()
+        if not all(shown.whole(self.rows) for shown in self.chunks):
+            return None
+        total = self.chunks[0].sums[:, self.rows.place]
+        for shown in self.chunks[1:]:
+            total = total + shown.sums[:, self.rows.place]
+        told, steps = self.stretch, self.stretch.steps
+        sums = {name: total[:, :, column] for column, name in enumerate(self.names)}
+        return EpochColumns(told.rows, told.epochs, steps, told.samples, sums, self._validation())
+
+    def _validation(self) -> Mapping[str, np.ndarray]:
+        if self.validated is None:
+            return {}
+        shown, lengths = self.validated.shown, self.validated.lengths
+        samples = np.maximum(1, np.array([lengths[row] for row in self.stretch.rows], np.int64))
+        means = shown.sums[:, self.rows.place] / samples[:, None]
+        return {name: means[:, :, column] for column, name in enumerate(self.validated.names)}
+
+    def tickets(self) -> Iterator[tuple[Ticket, Reading | None]]:
+        for epoch in range(self.stretch.epochs):
+            begun = epoch * self.stretch.steps
+            for place, shown in enumerate(self.chunks):
+                chunk = self.stretch.chunk(epoch, place)
+                ahead = replace(self.ahead, begun=begun)
+                begun += chunk.steps
+                read = self.validated if chunk.ends else None
+                if read is not None:
+                    read = replace(read, shown=read.shown.at(epoch))
+                yield Ticket(chunk, (shown.at(epoch), ahead, None)), read
+
+    @property
+    def seconds(self) -> float:
+        """Of all its steps; validation is left out, as it is of single chunks."""
+        return sum(shown.seconds for shown in self.chunks)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Steps of one kind in each epoch of a block: where in their orders the rows begin, and the number of their first batch."""
+
+    resident: Resident
+    tensors: Mapping[str, Tensor]
+    rows: np.ndarray
+    order: int
+    """The address."""
+    first: np.ndarray
+    batch: np.ndarray
+    steps: int
+    shown: Shown
+    trains: bool = False
+    lays: np.ndarray | None = None
+    """For each of the stack's rows the epoch whose order is laid out first, or -1."""
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds that it is expected to take in an epoch."""
+        resident = self.resident
+        return max(1e-9, self.steps * resident.step_s * len(self.rows) / resident.timed_rows)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Parts that follow one another, so many times; `ahead` is what its training updates with."""
+
+    parts: Sequence[_Part]
+    epochs: int = 1
+    ahead: Ahead | None = None
+
+    @property
+    def steps(self) -> int:
+        """Of training, in an epoch."""
+        return sum(part.steps for part in self.parts if part.trains)
+
+    @property
+    def expected_s(self) -> float:
+        return self.epochs * sum(part.expected_s for part in self.parts)
+
+
 class Epochs:
     """What a stack was told and has not begun, and the launches that are under way."""
 
     def __init__(self, recipe: Recipe, tensors: Tensors, feed: Feed, clip: Callable[[], Tensor]) -> None:
         self._recipe, self._tensors, self._feed, self._clip = recipe, tensors, feed, clip
-        self.width = len(tensors["weights"])
-        self._orders = feed.orders.moved(range(self.width), tensors["order"].clone())
-        self._segments: list[_Segment] = []
+        self.width, self.longest = len(tensors["weights"]), tensors["order"].shape[1]
+        self._order = np.zeros((self.width, self.longest), np.int32)
+        """Only launches write it, one after another: what they laid out last."""
+        self._laid = np.full(self.width, -1, np.int64)
+        """The epoch whose order will lie there when all that was told is through."""
+        self._places = feed.orders.places
+        self.orders = orders_of(self._order, self._places)
+        self._blocks: list[_Block] = []
         self._running: list[Future[None]] = []
-        self._halted = np.zeros(self.width, np.uint8)
+        self.halted = np.zeros(self.width, np.uint8)
         self._counts: np.ndarray | None = None
         """How many updates each row's groups will have had when all that was told is through."""
-        self._tables: dict[int, np.ndarray] = {}
-        self._memory = Memory()
+        self._tables: dict[tuple[int, int], np.ndarray] = {}
+        self.memory = Memory()
         self._expected_s = 0.0
-        self._chunk_s = LAUNCH_S
+        self._told_s = LAUNCH_S
+        self._slower = 1.0
+        """How many times longer than expected the last launch took: the driver needs a core, too."""
         self._runner = _runner(os.getpid())
         self._runner.open()
 
@@ -166,26 +280,20 @@ class Epochs:
 
     @property
     def in_flight(self) -> int:
-        """How many chunks may be told before the first is asked about: those of two launches."""
-        return int(min(_MOST_CHUNKS, max(2.0, 3 * LAUNCH_S / max(self._chunk_s, 1e-6))))
+        """How often it may be told before the first is asked about: as much as three launches take."""
+        return int(min(_MOST_CHUNKS, max(2.0, 3 * LAUNCH_S / max(self._told_s, 1e-6))))
 
     # Telling
 
     def train(self, chunk: Chunk, ahead: Ahead, resident: Resident) -> Shown:
         """The steps of a chunk."""
         rows, where = self._feed.rows(chunk), standing(chunk.cursors)
-        if self._orders.begins(rows, where.epochs):
-            self._orders.renew()  # what was told before reads the old one
-            self._orders.lay(rows, where.epochs)
-        order = self._orders.order
-        starts = np.broadcast_to(where.batches * self._feed.batch_size, len(rows.host))
-        first = starts + (rows.host * order.shape[1] if len(order) > 1 else 0)
-        batch = np.broadcast_to(where.batches, len(rows.host))
-        shown = Shown(self, len(self._recipe.values), chunk.steps)
-        self._add(
-            _Segment(resident, self._tensors, rows.host, order, first, batch, chunk.steps, shown, ahead)
-        )
-        return shown
+        lays = np.full(self.width, -1, np.int64)
+        lays[rows.place] = np.where(self._laid[rows.place] == where.epochs, -1, where.epochs)
+        self._laid[rows.place] = where.epochs
+        part = self._training(chunk, rows, resident, where.batches, lays)
+        self._add(_Block([part], 1, ahead))
+        return part.shown
 
     def validate(
         self,
@@ -195,50 +303,118 @@ class Epochs:
         resident: Callable[[int], Resident | None],
     ) -> Validated | None:
         """All validation samples of these rows; None where a batch size has no machine code."""
-        passes = validation.passes(rows, size)
-        codes = {batch: resident(batch) for _, _, batch, _ in passes}
-        if any(code is None for code in codes.values()):
+        parts = self._validating(rows, size, validation, resident)
+        if parts is None:
             return None
-        shown = Shown(self, len(self._recipe.evaluated), 0)
-        order = validation.tensors["order"]
-        for chosen, start, batch, steps in passes:
-            own = np.array(chosen, np.int64)
-            first = start + (own * order.shape[1] if len(order) > 1 else np.zeros_like(own))
-            code = codes[batch]
-            assert code is not None
-            number = np.full_like(own, start // size)
-            self._add(_Segment(code, validation.tensors, own, order, first, number, steps, shown))
-        if not passes:
-            shown.sums = np.zeros((self.width, shown.values))
+        shown = parts[0].shown if parts else Shown.room(self, 0, len(self._recipe.evaluated))
+        if parts:
+            self._add(_Block(parts))
+        else:
             shown.future = Future()
             shown.future.set_result(None)
         return Validated(shown, validation.lengths(rows), self._recipe.evaluated)
 
-    def _add(self, segment: _Segment) -> None:
-        expected_s = segment.steps * segment.resident.step_s
-        self._segments.append(segment)
+    def stretch(
+        self,
+        asked: Stretch,
+        ahead: Callable[[int], Ahead],
+        resident: Callable[[str, int], Resident | None],
+        validation: Validation | None,
+    ) -> Stretched | None:
+        """As many of these epochs as fill a launch. `ahead` says what so many of them update with.
+
+        None where a batch size has no machine code, or where some of the rows have no validation data.
+        """
+        rows, parts = self._feed.rows(asked.chunks[0]), list[_Part]()
+        lays = np.full(self.width, -1, np.int64)
+        lays[rows.place] = asked.cursor.epoch
+        for chunk in asked.chunks:
+            code = resident("train", chunk.size)
+            if code is None:
+                return None
+            begins = np.array([chunk.cursors[0].batch], np.int64)
+            parts.append(self._training(chunk, rows, code, begins, None if parts else lays))
+        validated: Sequence[_Part] | None = []
+        if validation is not None and asked.validates:
+            if validation.lengths(asked.rows).keys() != set(asked.rows):
+                return None
+            kind, size = validation.kind, self._feed.batch_size
+            validated = self._validating(asked.rows, size, validation, lambda batch: resident(kind, batch))
+            if not validated:
+                return None
+        epoch_s = _Block([*parts, *validated]).expected_s * self._slower
+        told = asked.of(max(1, min(asked.epochs, _MOST_EPOCHS, int(LAUNCH_S / epoch_s))))
+        numbers = ahead(told.epochs)
+        if numbers.errors:
+            return None
+        shown = [
+            Shown.room(self, chunk.steps, len(self._recipe.values), told.epochs) for chunk in told.chunks
+        ]
+        parts = [replace(part, shown=one) for part, one in zip(parts, shown, strict=True)]
+        found = None
+        if validated:
+            own = Shown.room(self, 0, len(self._recipe.evaluated), told.epochs)
+            validated = [replace(part, shown=own) for part in validated]
+            assert validation is not None
+            found = Validated(own, validation.lengths(asked.rows), self._recipe.evaluated)
+        self._laid[rows.place] = asked.cursor.epoch + told.epochs - 1
+        self._add(_Block([*parts, *validated], told.epochs, numbers))
+        return Stretched(told, rows, shown, found, numbers, self._recipe.values)
+
+    def _training(
+        self, chunk: Chunk, rows: Rows, resident: Resident, batches: np.ndarray, lays: np.ndarray | None
+    ) -> _Part:
+        first = rows.host * self.longest + batches * self._feed.batch_size
+        shown = Shown.room(self, chunk.steps, len(self._recipe.values))
+        batch, order = np.broadcast_to(batches, len(rows.host)), self._order.ctypes.data
+        return _Part(resident, self._tensors, rows.host, order, first, batch, chunk.steps, shown, True, lays)
+
+    def _validating(
+        self,
+        rows: Sequence[int],
+        size: int,
+        validation: Validation,
+        resident: Callable[[int], Resident | None],
+    ) -> list[_Part] | None:
+        passes = validation.passes(rows, size)
+        codes = {batch: resident(batch) for _, _, batch, _ in passes}
+        shown = Shown.room(self, 0, len(self._recipe.evaluated))
+        order, parts = validation.tensors["order"], list[_Part]()
+        for chosen, start, batch, steps in passes:
+            if (code := codes[batch]) is None:
+                return None
+            own = np.array(chosen, np.int64)
+            first = start + (own * order.shape[1] if len(order) > 1 else np.zeros_like(own))
+            number = np.full_like(own, start // size)
+            where = order.data_ptr()
+            parts.append(_Part(code, validation.tensors, own, where, first, number, steps, shown))
+        return parts
+
+    def _add(self, block: _Block) -> None:
+        expected_s = block.expected_s * self._slower
+        self._blocks.append(block)
         self._expected_s += expected_s
-        if segment.ahead is not None:  # validation comes with the epoch that it follows
-            self._chunk_s = expected_s
-            if self._expected_s > LAUNCH_S:
+        if block.ahead is not None:  # validation comes with the epoch that it follows
+            self._told_s = expected_s
+            if self._expected_s > 0.9 * LAUNCH_S:
                 self.launch()
 
     # Launching
 
     def launch(self) -> None:
         """Begins all that was told."""
-        if not self._segments:
+        if not self._blocks:
             return
-        segments, self._segments, self._expected_s = self._segments, [], 0.0
+        blocks, self._blocks, self._expected_s = self._blocks, [], 0.0
         if self._counts is None:
             self.wait()
             self._counts = self._tensors["updates"].numpy().copy()
-        made = _Launch(self, segments, self._fed(segments))
+        made = _Launch(self, blocks, self._fed(blocks))
         self._running = [future for future in self._running if not future.done()]
         future = self._runner.submit(made.carry_out)
         self._running.append(future)
-        for segment in segments:
-            segment.shown.future = future
+        for part in made.parts:
+            part.shown.future = future
 
     def settle(self) -> None:
         """Begins all that was told and waits for it: the stack's tensors hold what it gave."""
@@ -251,14 +427,14 @@ class Epochs:
             future.result()
         self._running = []
 
-    def _fed(self, segments: Sequence[_Segment]) -> dict[str, np.ndarray]:
+    def _fed(self, blocks: Sequence[_Block]) -> dict[str, np.ndarray]:
         """The tables of all training steps of a launch, one behind another: [rows, steps, ...]."""
-        training = [(segment, segment.ahead) for segment in segments if segment.ahead is not None]
-        if not training:
+        aheads = [block.ahead for block in blocks if block.ahead is not None]
+        if not aheads:
             return {}
         assert self._counts is not None
-        due = np.concatenate([ahead.due for _, ahead in training])
-        numbers = _joined([ahead for _, ahead in training])
+        due = np.concatenate([ahead.due for ahead in aheads])
+        numbers = _joined(aheads)
         wide, space = self._tensors["table"].dtype, self._tensors["table"].shape[-1]
         table = columns(
             self._recipe.layout, numbers, torch.from_numpy(self._counts), torch.from_numpy(due), space
@@ -271,24 +447,18 @@ class Epochs:
             "clip": self._clip().to(wide).numpy(),
         }
 
-    def table(self, segment: _Segment) -> np.ndarray:
-        """Where a segment's code finds the tensors that stay where they are."""
-        key = id(segment.resident)
+    def table(self, part: _Part) -> np.ndarray:
+        """Where a part's code finds the tensors that stay where they are."""
+        key = id(part.resident), id(part.tensors)
         if key not in self._tables:
-            self._tables[key] = table_of(segment.resident.code, segment.tensors)
+            self._tables[key] = table_of(part.resident.code, part.tensors)
         return self._tables[key]
 
-    def stop(self, row: int) -> None:
-        """The row raised, and takes no more steps of any kind."""
-        self._tensors["alive"][row] = False
-
-    @property
-    def halted(self) -> np.ndarray:
-        return self._halted
-
-    @property
-    def memory(self) -> Memory:
-        return self._memory
+    def ended(self, row_faults: np.ndarray, seconds: float, expected_s: float) -> None:
+        """A launch is through: rows that raised take no more steps of any kind."""
+        for row in np.flatnonzero(row_faults).tolist():
+            self._tensors["alive"][row] = False
+        self._slower = min(_MOST_SLOWER, max(1.0, seconds / expected_s))
 
 
 def _joined(aheads: Sequence[Ahead]) -> np.ndarray:
@@ -302,76 +472,79 @@ def _joined(aheads: Sequence[Ahead]) -> np.ndarray:
 
 
 class _Launch:
-    """Segments in the form that machine code takes, and everything that it reads meanwhile."""
+    """Blocks in the form that machine code takes, and everything that it reads meanwhile."""
 
-    def __init__(self, epochs: Epochs, segments: Sequence[_Segment], fed: Mapping[str, np.ndarray]) -> None:
-        width, count = epochs.width, len(segments)
-        self._epochs, self._segments, self._fed = epochs, segments, fed
-        self._active = np.zeros((count, width), np.uint8)
-        self._first = np.zeros((count, width), np.int64)
-        self._batch = np.zeros((count, width), np.int64)
-        self._faults = np.full((count, width), -1, np.int64)
-        begins, step = [], 0
-        for place, segment in enumerate(segments):
-            begin = step if segment.ahead is not None else 0
-            begins.append(begin)
-            step += segment.steps if segment.ahead is not None else 0
-            size = segment.resident.code.size
-            self._active[place, segment.rows] = 1
-            self._first[place, segment.rows] = segment.first - begin * size
-            self._batch[place, segment.rows] = segment.batch - begin
-            shown = segment.shown
-            if not len(shown.sums):
-                shown.sums, shown.taken = np.zeros((width, shown.values)), np.zeros(width, np.int64)
-                shown.faults = np.full(width, -1, np.int64)
-            if segment.ahead is not None:
-                shown.faults = self._faults[place]
+    def __init__(self, epochs: Epochs, blocks: Sequence[_Block], fed: Mapping[str, np.ndarray]) -> None:
+        self._epochs, self._blocks, self._fed = epochs, blocks, fed
+        self.parts = [part for block in blocks for part in block.parts]
+        self._active = np.zeros((len(self.parts), epochs.width), np.uint8)
+        self._first = np.zeros((len(self.parts), epochs.width), np.int64)
+        self._batch = np.zeros((len(self.parts), epochs.width), np.int64)
+        for place, part in enumerate(self.parts):
+            self._active[place, part.rows] = 1
+            self._first[place, part.rows] = part.first
+            self._batch[place, part.rows] = part.batch
         self._rows = np.flatnonzero(self._active.any(0))
-        self._tables = [self._table(place, segment) for place, segment in enumerate(segments)]
-        self._made = np.array(
+        self._tables = [self._table(place, part) for place, part in enumerate(self.parts)]
+        self._segments = self._made()
+        self._made_blocks = np.concatenate(
             [
-                (
-                    entry(segment.resident.library),
-                    table.ctypes.data,
-                    self._active[place].ctypes.data,
-                    self._faults[place].ctypes.data,
-                    begins[place],
-                    segment.steps,
-                    0,
-                )
-                for place, (segment, table) in enumerate(zip(segments, self._tables, strict=True))
-            ],
-            SEGMENT,
+                block_of(segments, block.epochs, block.steps)
+                for block, segments in zip(blocks, self._segments, strict=True)
+            ]
         )
-        self._bytes = max(segment.resident.code.memory_bytes for segment in segments)
-        self._expected_s = [max(1e-9, segment.steps * segment.resident.step_s) for segment in segments]
+        bytes_each = [part.resident.code.memory_bytes for part in self.parts]
+        self._bytes = max(scratch_bytes(epochs.longest), *bytes_each)
 
-    def _table(self, place: int, segment: _Segment) -> np.ndarray:
-        own: dict[str, Any] = {
+    def _made(self) -> list[np.ndarray]:
+        """The segments of each block; training goes on in the tables where it ended."""
+        made, place, step = [], 0, 0
+        for block in self._blocks:
+            own, begin = [], step
+            for part in block.parts:
+                own.append(
+                    segment_of(
+                        part.resident.library, self._tables[place], self._active[place], part.shown.faults,
+                        part.steps, begin if part.trains else 0, lays=part.lays,
+                    )
+                )  # fmt: skip
+                begin += part.steps if part.trains else 0
+                place += 1
+            made.append(np.concatenate(own))
+            step += block.epochs * block.steps
+        return made
+
+    def _table(self, place: int, part: _Part) -> np.ndarray:
+        shown = part.shown
+        by_row = {
             "first": self._first[place],
             "batch": self._batch[place],
-            "sums": segment.shown.sums,
-            "taken": segment.shown.taken,
-            **(self._fed if segment.ahead is not None else {}),
+            **(self._fed if part.trains else {}),
         }
-        table = self._epochs.table(segment).copy()
-        for number, name in enumerate(segment.resident.code.tensors):
+        by_epoch = {"sums": shown.sums, "taken": shown.taken}
+        table = self._epochs.table(part).copy()
+        for number, name in enumerate(part.resident.code.tensors):
             if name == "order":
-                table[number] = segment.order.data_ptr(), 0
-            elif name in own:
-                table[number] = own[name].ctypes.data, own[name].strides[0]
+                table[number] = part.order, 0, 0
+            elif name in by_row:
+                table[number] = by_row[name].ctypes.data, by_row[name].strides[0], 0
+            elif name in by_epoch:
+                held = by_epoch[name]
+                table[number] = held.ctypes.data, held.strides[1], held.strides[0]
         assert table.dtype == TENSOR
         return table
 
     def carry_out(self) -> None:
         started = time.perf_counter()
-        resident = self._segments[0].resident
+        epochs = self._epochs
         carry_out(
-            resident.library, self._made, self._rows, self._epochs.halted, self._epochs.memory, self._bytes,
-            resident.threads(),
+            self._made_blocks, epochs.orders, self._rows, epochs.halted, epochs.memory, self._bytes,
+            self.parts[0].resident.threads(),
         )  # fmt: skip
-        for row in np.flatnonzero((self._faults >= 0).any(0)).tolist():
-            self._epochs.stop(row)
-        share = (time.perf_counter() - started) / sum(self._expected_s)
-        for segment, expected_s in zip(self._segments, self._expected_s, strict=True):
-            segment.shown.seconds += expected_s * share
+        seconds = time.perf_counter() - started
+        faults = [(part.shown.faults >= 0).any(0) for part in self.parts]
+        expected_s = sum(block.expected_s for block in self._blocks)
+        epochs.ended(np.any(faults, 0), seconds, expected_s)
+        for block in self._blocks:
+            for part in block.parts:
+                part.shown.seconds += part.expected_s * block.epochs * seconds / expected_s

@@ -18,7 +18,7 @@ from carpool.adapters.torch.standing import Rows, standing
 from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.transfer import sent
 from carpool.adapters.torch.window import Window
-from carpool.planning.cursor import Chunk, Cursor, Supply
+from carpool.planning.cursor import Chunk, Cursor, Stretch, Supply
 
 if TYPE_CHECKING:
     from carpool.adapters.torch.fuse import Known
@@ -110,6 +110,15 @@ class Feed:
         rows, built = self.rows(chunk), self._member(chunk.rows[0]).built
         due = cadence.due(built, chunk, standing(chunk.cursors), rows, len(self._known))
         return self._hypers.ahead(chunk.rows, due)
+
+    def ahead_of(self, stretch: Stretch, epochs: int) -> Ahead:
+        """The same of so many of a stretch's epochs."""
+        built, width = self._member(stretch.rows[0]).built, len(self._known)
+        dues = [
+            cadence.due(built, chunk, standing(chunk.cursors), self.rows(chunk), width)
+            for chunk in stretch.chunks
+        ]
+        return self._hypers.ahead(stretch.rows, np.tile(np.concatenate(dues), (epochs, 1, 1)))
 
     def now(self) -> Ahead:
         """Those of one step as they are, in which every row and phase updates, also where it would only gather or sit out."""

@@ -25,6 +25,7 @@ from carpool.adapters.base import (
     Reading,
     StepFailure,
     Ticket,
+    Told,
 )
 from carpool.adapters.torch import stack
 from carpool.adapters.torch.absorb import restore_into
@@ -51,7 +52,7 @@ from carpool.adapters.torch.window import Window
 from carpool.errors import described, failure
 from carpool.job import Job, share_of
 from carpool.memory import heap
-from carpool.planning.cursor import Chunk, Supply, launches
+from carpool.planning.cursor import Chunk, Stretch, Supply, launches
 from carpool.planning.trials import Form, Trial
 from carpool.planning.widths import spread
 from carpool.windows import measured
@@ -93,7 +94,7 @@ class StackedSession(FusedSession):
         self._pool = Pool([member.built.data for member in known])
         self._window = make_window(known)
         self._hypers = Hypers(self._layout, [member and member.built for member in self._known])
-        self.schedules = _has_timers(known)
+        self.schedules = _steps_by_epoch(known)
         key = (self._first.signature, recipe.sharing)
         most = partial(getattr, self._threads, "most")  # not the session itself: that would be a circle
         self._programs = Programs(key, self._panels, device, compile, prepared, width > 1, most)
@@ -238,6 +239,13 @@ class StackedSession(FusedSession):
         self._feed.used(chunk, chunk.steps)
         return self._ticket(chunk, ahead, clock.stop())
 
+    def advance_epochs(self, stretch: Stretch) -> Told | None:
+        if self._epochs is None:
+            return None
+        return self._epochs.stretch(
+            stretch, partial(self._feed.ahead_of, stretch), self._programs.resident, self._validation
+        )
+
     def _resident(self, chunk: Chunk) -> Resident | None:
         """The chunk's steps as machine code, where that is ready."""
         if self._window is not None or self._device != "cpu":
@@ -322,8 +330,9 @@ class StackedSession(FusedSession):
         """What rows of a launch that was gathered raised: their own step says it, from where they stand."""
         self._busy_s += shown.seconds
         errors: dict[int, BaseException] = {}
-        for row in np.flatnonzero(shown.faults >= 0).tolist():
-            chunk, steps = ticket.chunk.of({row}), int(shown.faults[row])
+        faults = shown.faults[0]
+        for row in np.flatnonzero(faults >= 0).tolist():
+            chunk, steps = ticket.chunk.of({row}), int(faults[row])
             self._settle()
             self._feed.tell(chunk, 1)
             case = self._feed.case(row, chunk.cursors[0], steps, chunk.size)
@@ -541,7 +550,7 @@ class StackedSession(FusedSession):
                 f"{job.name!r} reads other arrays than this group; only jobs on the group's data can join it"
             )
         self._known[row] = known
-        self.schedules |= _has_timers([known])
+        self.schedules |= _steps_by_epoch([known])
         self._hypers.set(row, known.built)
         if state is not None:
             restore_into(known.built, state)
@@ -635,8 +644,10 @@ def make_window(known: Sequence[Known]) -> Window | None:
     return Window(streams) if streams else None
 
 
-def _has_timers(known: Sequence[Known]) -> bool:
-    return any(phase.timer is not None for member in known for phase in member.built.phases)
+def _steps_by_epoch(known: Sequence[Known]) -> bool:
+    """Whether a member's scheduler steps when an epoch has ended; those that step by batch are stepped ahead."""
+    timers = [phase.timer for member in known for phase in member.built.phases]
+    return any(timer is not None and not timer.by_step for timer in timers)
 
 
 def _versions(model: nn.Module) -> list[int]:

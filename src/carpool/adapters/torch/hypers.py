@@ -26,6 +26,8 @@ class Ahead:
     """Which phases of which rows update at which step: [steps, members, phases]. Schedulers that step by batch step with the updates."""
     before: Mapping[int, Any] = field(default_factory=dict)
     errors: Mapping[int, BaseException] = field(default_factory=dict)
+    begun: int = 0
+    """How many of these steps come before the chunk that is meant."""
 
 
 class Hypers:
@@ -102,11 +104,11 @@ class Hypers:
         return made
 
     def rewind(self, row: int, steps: int, ahead: Ahead) -> None:
-        """The row took only so many of the steps that were prepared: its scheduler goes back to that."""
+        """The row took only so many of the chunk's steps: its scheduler goes back to that."""
         if row not in ahead.before:
             return
         self._restore(row, ahead.before[row])
-        for updates in ahead.due[:steps, row]:
+        for updates in ahead.due[: ahead.begun + steps, row]:
             self._stepped(row, updates)
         self.read(row)
 

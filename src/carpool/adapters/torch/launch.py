@@ -14,30 +14,27 @@ import numpy as np
 from torch import Tensor
 
 from carpool import machine
+from carpool.adapters.torch.orders import Places
 from carpool.adapters.torch.resident import Code
 from carpool.kernels.resident.builder import Refused
+from carpool.kernels.resident.launching import LAUNCHER
 
 Tensors = Mapping[str, Tensor]
 
-TENSOR = np.dtype([("base", "u8"), ("stride", "i8")])
-SEGMENT = np.dtype(
-    [(name, "i8") for name in ("member", "tensors", "active", "faults", "begin", "steps", "dry")]
+
+def _record(*names: str) -> np.dtype:
+    """A struct of C of 64-bit numbers and addresses."""
+    return np.dtype([(name, "i8") for name in names])
+
+
+TENSOR = _record("base", "stride", "epoch")
+SEGMENT = _record(
+    "member", "tensors", "active", "faults", "begin", "from", "steps", "dry", "epoch", "width", "lays"
 )
-_LAUNCH = np.dtype(
-    [
-        (name, "i8")
-        for name in (
-            "segments",
-            "count",
-            "rows",
-            "num_rows",
-            "halted",
-            "memory",
-            "memory_bytes",
-            "threads",
-            "next",
-        )
-    ]
+BLOCK = _record("segments", "count", "epochs", "steps")
+ORDERS = _record("order", "places", "seeds", "lengths", "bits", "shuffles", "longest")
+_LAUNCH = _record(
+    "blocks", "count", "orders", "rows", "num_rows", "halted", "memory", "memory_bytes", "threads", "next"
 )
 _SHARED = ("order", "data:", "shared:", "held:")
 _PAGE = 4096
@@ -63,29 +60,39 @@ class Memory:
 
 
 def carry_out(
-    library: ctypes.CDLL, segments: np.ndarray, rows: np.ndarray, halted: np.ndarray, memory: Memory,
+    blocks: np.ndarray, orders: np.ndarray | None, rows: np.ndarray, halted: np.ndarray, memory: Memory,
     bytes_each: int, threads: int,
 ) -> None:  # fmt: skip
-    """Launches these segments (`SEGMENT`s) for these rows, and waits. `halted` rows take no part, and no further part."""
+    """Launches these `BLOCK`s for these rows, and waits. `halted` rows take no part, and no further part.
+
+    Raises machine.NoMachineCode.
+    """
     threads = max(1, min(threads, len(rows)))
     start, room = memory.place(bytes_each, threads)
-    launch = np.array(
-        [
-            (
-                segments.ctypes.data,
-                len(segments),
-                rows.ctypes.data,
-                len(rows),
-                halted.ctypes.data,
-                start,
-                room,
-                threads,
-                0,
-            )
-        ],
+    launch = _one(
         _LAUNCH,
+        blocks=blocks.ctypes.data,
+        count=len(blocks),
+        orders=0 if orders is None else orders.ctypes.data,
+        rows=rows.ctypes.data,
+        num_rows=len(rows),
+        halted=halted.ctypes.data,
+        memory=start,
+        memory_bytes=room,
+        threads=threads,
+        next=0,
     )
-    library.launch(ctypes.c_void_p(launch.ctypes.data))
+    launcher().launch(ctypes.c_void_p(launch.ctypes.data))
+
+
+def _one(record: np.dtype, **fields: int) -> np.ndarray:
+    """A single struct of C."""
+    return np.array([tuple(fields[name] for name in record.names or ())], record)
+
+
+def launcher() -> ctypes.CDLL:
+    """What takes members through launches. Raises machine.NoMachineCode."""
+    return machine.made(LAUNCHER).library
 
 
 def table_of(code: Code, tensors: Tensors) -> np.ndarray:
@@ -98,13 +105,56 @@ def table_of(code: Code, tensors: Tensors) -> np.ndarray:
         if not tensor[:1].is_contiguous() or (name.startswith(_SHARED) and not tensor.is_contiguous()):
             raise Refused(f"{name.partition(':')[0]} apart in memory")
         stride = 0 if name.startswith(_SHARED) else tensor.stride(0) * tensor.element_size()
-        made[place] = tensor.data_ptr(), stride
+        made[place] = tensor.data_ptr(), stride, 0
     return made
 
 
-def entry(library: ctypes.CDLL) -> int:
+def _entry(library: ctypes.CDLL) -> int:
     """The address of a library's step of one member."""
     return ctypes.cast(library.member, ctypes.c_void_p).value or 0
+
+
+def segment_of(
+    library: ctypes.CDLL, table: np.ndarray, active: np.ndarray, faults: np.ndarray, steps: int, begin: int = 0,
+    start: int = 0, dry: bool = False, lays: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """So many steps of a library's: from `begin` on of the tables of numbers, and from `start` on of the order."""
+    fields = {
+        "member": _entry(library),
+        "tensors": table.ctypes.data,
+        "active": active.ctypes.data,
+        "faults": faults.ctypes.data,
+        "begin": begin,
+        "from": start,
+        "steps": steps,
+        "dry": int(dry),
+        "epoch": 0,
+        "width": len(active),
+        "lays": 0 if lays is None else lays.ctypes.data,
+    }
+    return _one(SEGMENT, **fields)
+
+
+def block_of(segments: np.ndarray, epochs: int = 1, steps: int = 0) -> np.ndarray:
+    """Segments that are taken so many times, with so many steps of training each time."""
+    return _one(BLOCK, segments=segments.ctypes.data, count=len(segments), epochs=epochs, steps=steps)
+
+
+def orders_of(order: np.ndarray, read: Places) -> np.ndarray:
+    """What rows lay their epochs out from, in the form that launches take: [rows, longest] positions to be written.
+
+    Both must stay where they are while launches run.
+    """
+    return _one(
+        ORDERS,
+        order=order.ctypes.data,
+        places=read.places.ctypes.data,
+        seeds=read.seeds.ctypes.data,
+        lengths=read.lengths.ctypes.data,
+        bits=read.bits.ctypes.data,
+        shuffles=read.shuffles.ctypes.data,
+        longest=order.shape[1],
+    )
 
 
 class Bound:
@@ -123,27 +173,19 @@ class Bound:
         left = (longest - int(first.max())) // self.code.size - done if len(first) else 1
         return max(1, min(most, left))
 
+    @property
+    def active_rows(self) -> int:
+        return int(self.tensors["active"].sum())
+
     def run(self, steps: int, threads: int, dry: bool = False) -> dict[int, int]:
         """Takes so many steps of the active rows; of those that went out of bounds, how many they took before."""
         active = self.tensors["active"].numpy().view(np.uint8)
         rows, faults = np.flatnonzero(active), np.full(len(active), -1, np.int64)
         begin = int(self.tensors["k"])
-        segment = np.array(
-            [
-                (
-                    entry(self.library),
-                    self._table.ctypes.data,
-                    active.ctypes.data,
-                    faults.ctypes.data,
-                    begin,
-                    steps,
-                    dry,
-                )
-            ],
-            SEGMENT,
-        )
+        segment = segment_of(self.library, self._table, active, faults, steps, begin, begin, dry)
+        block = block_of(segment)
         halted = np.zeros(len(active), np.uint8)
-        carry_out(self.library, segment, rows, halted, self._memory, self.code.memory_bytes, threads)
+        carry_out(block, None, rows, halted, self._memory, self.code.memory_bytes, threads)
         if not dry:
             self.tensors["k"].add_(steps)
         return {int(row): int(faults[row]) for row in np.flatnonzero(faults >= 0)}
@@ -151,6 +193,7 @@ class Bound:
 
 def bound(code: Code, tensors: Tensors) -> Bound:
     """Makes the code, or takes it from where it was made before. Raises machine.NoMachineCode."""
+    launcher()
     return Bound(code, machine.made(code.source).library, tensors)
 
 
@@ -161,8 +204,11 @@ def machine_guess_s(code: Code) -> float:
 
 def _made(code: Code) -> machine.Made:
     """The machine code, unless its compiler takes much longer than it should: nobody waits for one that hangs."""
+    patience_s = _PATIENCE_S + _PATIENCE * machine_guess_s(code)
+    launching, made = machine.begin(LAUNCHER), machine.begin(code.source)
     try:
-        return machine.begin(code.source).result(_PATIENCE_S + _PATIENCE * machine_guess_s(code))
+        launching.result(patience_s)
+        return made.result(patience_s)
     except TimeoutError:
         raise machine.NoMachineCode("its compiler takes too long") from None
 
@@ -183,8 +229,8 @@ class Resident:
         made = _made(code)
         self.code, self.library, self.seconds, self.threads = code, made.library, made.seconds, threads
         self._bounds = [Bound(code, made.library, tensors) for tensors in panels]
-        self.step_s = 0.0
-        """Seconds that a step of all rows took when it was timed last."""
+        self.step_s, self.timed_rows = 0.0, 1
+        """Seconds that a step of the active rows took when it was timed last, and how many these were."""
 
     def run(self, panel: int, steps: int) -> None:
         faults = self._bounds[panel].run(steps, self.threads())
@@ -194,6 +240,7 @@ class Resident:
     def launch_s(self) -> float:
         """Seconds that a step of all active rows takes, in a launch of a few: nothing changes."""
         self.step_s = sum(map(self._timed, self._bounds))
+        self.timed_rows = max(1, sum(one.active_rows for one in self._bounds))
         return self.step_s
 
     def _timed(self, one: Bound) -> float:

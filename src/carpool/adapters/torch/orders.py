@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,6 +11,19 @@ from torch import Tensor
 
 from carpool.adapters.torch.shuffle import Shuffler
 from carpool.adapters.torch.standing import Rows
+from carpool.order import bucket_bits
+
+
+@dataclass(frozen=True)
+class Places:
+    """On a host, what each row reads and by what it is shuffled: whoever lays orders out by itself reads it here."""
+
+    places: np.ndarray
+    seeds: np.ndarray
+    lengths: np.ndarray
+    bits: np.ndarray
+    """Of the buckets of a shuffle (`carpool.order`)."""
+    shuffles: np.ndarray
 
 
 class Orders:
@@ -20,6 +34,7 @@ class Orders:
         width = len(order)
         self._places = torch.zeros_like(order)
         self._seeds, self._lengths = np.zeros(width, np.int64), np.zeros(width, np.int64)
+        self._bits = np.ones(width, np.int64)
         self._shuffles, self._epochs = np.ones(width, bool), np.full(width, -1, np.int64)
         self._shufflers: dict[tuple[int, ...], Shuffler] = {}
 
@@ -28,19 +43,14 @@ class Orders:
         self._places[row, : len(places)] = places.to(self._places.device)
         self._seeds[row] = seed
         self._lengths[row], self._shuffles[row], self._epochs[row] = len(places), shuffle, -1
+        self._bits[row] = bucket_bits(len(places))
         self._forget([row])
 
     @property
-    def order(self) -> Tensor:
-        return self._order
-
-    def renew(self) -> None:
-        """From now on in a tensor of its own: the one before stays as it is."""
-        self._order = self._order.clone()
-
-    def begins(self, rows: Rows, epochs: np.ndarray) -> bool:
-        """Whether a row starts an epoch."""
-        return bool((self._epochs[rows.place] != epochs).any())
+    def places(self) -> Places:
+        """What rows that are set later change, too."""
+        held = self._places.numpy()
+        return Places(held, self._seeds, self._lengths, self._bits, self._shuffles.view(np.uint8))
 
     def lay(self, rows: Rows, epochs: np.ndarray) -> None:
         """Lays out the order of the epoch for those rows that start one; `epochs` has one for each, or one for all."""
@@ -81,4 +91,5 @@ class Orders:
         made._places = self._places[torch.tensor(list(rows), device=order.device)]
         made._seeds, made._lengths = self._seeds[chosen], self._lengths[chosen]
         made._shuffles, made._epochs = self._shuffles[chosen], self._epochs[chosen]
+        made._bits = self._bits[chosen]
         return made

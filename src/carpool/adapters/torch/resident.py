@@ -162,10 +162,12 @@ class _Assembly:
         builder, made = self._builder, self._made
         if kind in ("seed", "step", "place"):
             array = builder.array("i8", (), kind)
-            tensor, adds = {"seed": ("seeds", "0"), "step": ("steps", "taken"), "place": ("batch", "k")}[kind]
-            made.counters.append(
-                steps.Counter(array, tensor, adds if self._trains or kind == "place" else "0")
-            )
+            tensor, adds = {
+                "seed": ("seeds", "0"),
+                "step": ("steps", "taken" if self._trains else "0"),
+                "place": ("batch", "R->from + k"),
+            }[kind]
+            made.counters.append(steps.Counter(array, tensor, adds))
             return builder.lying(array)
         if kind == "data":
             tensor = self._tensors[name]

@@ -1,4 +1,8 @@
-"""The C around a step's statements: many steps of a member, and many members, spread over threads."""
+"""The C around a step's statements: many steps of a member, and many members and epochs, spread over threads.
+
+A program is the step of one member (`member`). `LAUNCHER` is a program of its own, the same for all: it takes
+members through the segments of a launch, whatever programs these are of.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,58 @@ from math import prod
 
 from carpool.kernels.resident.loops import SIZES
 from carpool.kernels.resident.parts import Home, Step
+from carpool.order import SHUFFLE
 
 TENSORS = """\
-typedef struct { char *base; i8 stride; } Tensor;  /* bytes from row to row */
+typedef struct { char *base; i8 stride, epoch; } Tensor;  /* bytes from row to row, and from epoch to epoch */
 typedef struct {
     Tensor *tensors;
     const u1 *active; /* for each row: whether it takes part */
-    i8 *faults;       /* for each row: after how many steps a place was out of bounds, or -1 */
-    i8 begin, steps, dry; /* dry: everything is computed and nothing kept */
+    i8 *faults;       /* for each epoch and row: after how many steps a place was out of bounds, or -1 */
+    i8 begin;         /* where the tables of numbers begin */
+    i8 from;          /* how many batches after the first one */
+    i8 steps;
+    i8 dry;           /* everything is computed and nothing kept */
+    i8 epoch, width;  /* which of a launch's, and how many rows the stack has */
 } Run;
-#define ROW(t, name) ((t *)(R->tensors[T_##name].base + row * R->tensors[T_##name].stride))
+"""
+"""What a launcher and the programs that it calls have in common."""
+
+ROW = """\
+#define ROW(t, name) \\
+    ((t *)(R->tensors[T_##name].base + row * R->tensors[T_##name].stride + R->epoch * R->tensors[T_##name].epoch))
 """
 
-LAUNCH = """\
-typedef struct { void (*member)(Run *, i8, char *); Run run; } Segment;
+_TYPES = """\
+#include <stdint.h>
+
+typedef int64_t i8;
+typedef int32_t i4;
+typedef uint8_t u1;
+"""
+
+_LAUNCH = """
+typedef struct {
+    void (*member)(Run *, i8, char *);
+    Run run;
+    const i8 *lays; /* for each row: the epoch whose order is laid out before its steps, or -1 */
+} Segment;
 typedef struct {
     Segment *segments;
+    i8 count, epochs; /* all segments, so many times */
+    i8 steps;         /* of training in an epoch */
+} Block;
+typedef struct {
+    i4 *order;        /* a row each, as long as the longest */
+    const i4 *places;
+    const i8 *seeds, *lengths, *bits;
+    const u1 *shuffles;
+    i8 longest;
+} Orders;
+typedef struct {
+    Block *blocks;
     i8 count;
+    const Orders *orders;
     const i8 *rows;
     i8 num_rows;
     u1 *halted;       /* for each row: whether it went out of bounds */
@@ -31,23 +70,48 @@ typedef struct {
 } Launch;
 typedef struct { Launch *launch; char *memory; } Worker;
 
+/* The samples of a row in the order of an epoch. */
+static void lay(const Orders *O, i8 row, i8 epoch, char *memory) {
+    const i8 length = O->lengths[row];
+    const i4 *places = O->places + row * O->longest;
+    i4 *order = O->order + row * O->longest;
+    if (!O->shuffles[row]) {
+        memcpy(order, places, length * sizeof *order);
+        return;
+    }
+    uint64_t *key = (uint64_t *)memory;
+    uint32_t *end = (uint32_t *)(key + (length + 7) / 8 * 8);
+    shuffle(O->seeds[row], epoch, length, O->bits[row], order, key, end);
+    for (i8 i = 0; i < length; ++i) order[i] = places[order[i]];
+}
+
+static void take(Launch *L, const Block *block, i8 row, i8 epoch, char *memory) {
+    for (i8 s = 0; s < block->count && !L->halted[row]; ++s) {
+        const Segment *segment = &block->segments[s];
+        if (!segment->run.active[row]) continue;
+        if (segment->lays && segment->lays[row] >= 0) lay(L->orders, row, segment->lays[row] + epoch, memory);
+        Run run = segment->run;
+        run.epoch = epoch;
+        run.begin += epoch * block->steps;
+        run.faults += epoch * run.width;
+        segment->member(&run, row, memory);
+        if (run.faults[row] >= 0) L->halted[row] = 1;
+    }
+}
+
 static void *work(void *given) {
     Worker *own = given;
     Launch *L = own->launch;
     for (;;) {
         const i8 next = __atomic_fetch_add(&L->next, 1, __ATOMIC_RELAXED);
         if (next >= L->num_rows) return 0;
-        const i8 row = L->rows[next];
-        for (i8 s = 0; s < L->count && !L->halted[row]; ++s) {
-            Run *run = &L->segments[s].run;
-            if (!run->active[row]) continue;
-            L->segments[s].member(run, row, own->memory);
-            if (run->faults[row] >= 0) L->halted[row] = 1;
-        }
+        for (i8 b = 0; b < L->count; ++b)
+            for (i8 epoch = 0; epoch < L->blocks[b].epochs; ++epoch)
+                take(L, &L->blocks[b], L->rows[next], epoch, own->memory);
     }
 }
 
-/* All segments of a member, one after another, then those of the next: returns when all are through. */
+/* All blocks of a member, one after another, then those of the next: returns when all are through. */
 void launch(Launch *L) {
     enum { MOST = 64 };
     pthread_t threads[MOST];
@@ -61,6 +125,10 @@ void launch(Launch *L) {
     for (int i = 1; i < started; ++i) pthread_join(threads[i], 0);
 }
 """
+
+LAUNCHES = f"#include <pthread.h>\n#define PLACE i4\n{SHUFFLE}{_LAUNCH}"
+"""A launcher without the types, for a file in which a program stands before it."""
+LAUNCHER = f"{_TYPES}{TENSORS}{LAUNCHES}"
 
 
 def member(step: Step, calls: dict[str, list[str]]) -> str:
@@ -76,30 +144,28 @@ def member(step: Step, calls: dict[str, list[str]]) -> str:
     say(f"    f8 sums[{max(1, values)}];")
     say(f"    memcpy(sums, ROW(f8, sums), {8 * values});")
     say("    i8 taken = 0, updated = 0;")
-    say("    const i8 end = R->begin + R->steps;")
-    say("    for (i8 k = R->begin; k < end; ++k) {")
-    say(
-        f"        const i4 *order = (const i4 *)R->tensors[T_order].base + *ROW(i8, first) + k * {step.size};"
-    )
+    say("    for (i8 k = 0; k < R->steps; ++k) {")
+    say("        const i4 *order = (const i4 *)R->tensors[T_order].base;")
+    say(f"        order += *ROW(i8, first) + (R->from + k) * {step.size};")
     for batch in step.batches:
         say(f"        for (i8 b = 0; b < {step.size}; ++b)")
         say(f"            memcpy((char *)P_{batch.array.name} + b * {batch.bytes},")
         say(f"                   R->tensors[T_{plain(batch.tensor)}].base + order[b] * (i8){batch.bytes},")
         say(f"                   {batch.bytes});")
     for number in step.numbers:
-        at = f"{number.offset} + k * {number.per_step}"
+        at = f"{number.offset} + (R->begin + k) * {number.per_step}"
         say(f"        memcpy(P_{number.array.name}, ROW({number.array.type}, {plain(number.tensor)}) + {at},")
         say(f"               {number.array.size * SIZES[number.array.type]});")
     for counter in step.counters:
         say(f"        *P_{counter.array.name} = *ROW(i8, {plain(counter.tensor)}) + {counter.adds};")
     for call in calls["body"]:
         say(f"        {call}")
-    say("        if (bad) { R->faults[row] = k - R->begin; break; }")
+    say("        if (bad) { R->faults[row] = k; break; }")
     if trains:
         say(f"        if (!isfinite(P_{step.shown.name}[0])) {{ alive = 0; break; }}" if step.shown else "")
         for call in calls["commit"]:
             say(f"        {call}")
-        say("        if (ROW(u1, due)[k]) {")
+        say("        if (ROW(u1, due)[R->begin + k]) {")
         for call in calls["due"]:
             say(f"            {call}")
         say("            ++updated;")

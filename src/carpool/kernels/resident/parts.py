@@ -47,7 +47,7 @@ class Counter:
 
     array: Array
     tensor: str
-    adds: str = "k"
+    adds: str = "R->from + k"
 
 
 @dataclass

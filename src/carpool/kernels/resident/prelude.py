@@ -14,7 +14,6 @@ from carpool.kernels.resident.loops import SIZES, Type
 
 _TYPES = Template("""\
 #include <math.h>
-#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from carpool.kernels.resident.c import Printer, memory
-from carpool.kernels.resident.launching import LAUNCH, TENSORS, member, plain
+from carpool.kernels.resident.launching import ROW, TENSORS, member, plain
 from carpool.kernels.resident.loops import Array, Product, Statement, reads, writes
 from carpool.kernels.resident.merge import merged
 from carpool.kernels.resident.parts import PARTS, Batch, Counter, Home, Number, Step
@@ -28,7 +28,7 @@ def program(step: Step) -> tuple[str, list[str], int]:
     arrays = _arrays(step)
     places, size = memory(arrays)
     printer = Printer(step.real)
-    lines = [TENSORS]
+    lines = [TENSORS, ROW]
     lines += [f"#define P_{a.name} (({a.type} *)(A + {places[a.name]}))" for a in arrays]
     lines.append("enum {\n" + "".join(f"    T_{plain(name)},\n" for name in names) + "};")
     calls: dict[str, list[str]] = {}
@@ -39,7 +39,6 @@ def program(step: Step) -> tuple[str, list[str], int]:
             lines.append(printer.function(name, statement))
             calls[kind].append(f"{name}(A, &bad);")
     lines.append(member(step, calls))
-    lines.append(LAUNCH)
     text = "\n".join(lines)
     return prelude(step.real, text) + text, names, size
 
