@@ -137,11 +137,17 @@ def test_where_nothing_is_decided_the_session_runs_ahead_by_a_few_chunks():
 
 @pytest.mark.parametrize(
     "options",
-    [{"stop": carpool.EarlyStopping("loss", patience=9)}, {"callbacks": [print]}, {"scheduler": print}],
+    [{"stop": carpool.EarlyStopping("loss", patience=9)}, {"callbacks": [print]}],
     ids=lambda options: next(iter(options)),
 )
 def test_what_is_decided_between_epochs_is_decided_before_the_next(options: dict[str, Any]):
     assert waiting(solo(Script(), (8, 4, 4), ahead=True, **options).run()) == [1, 1, 1, 1]
+
+
+def test_a_session_that_steps_schedules_at_an_epochs_end_is_told_before_the_next():
+    stage = solo(Script(), (8, 4, 4), ahead=True)
+    stage.session.schedules = True
+    assert waiting(stage.run()) == [1, 1, 1, 1]
 
 
 def test_one_member_that_decides_makes_the_group_wait_at_its_epochs():

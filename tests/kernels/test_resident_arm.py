@@ -15,6 +15,7 @@ from resident_nets import net
 
 from carpool.adapters.torch.launch import table_of
 from carpool.adapters.torch.resident import Code
+from carpool.kernels.resident.launching import LAUNCHES
 from carpool.machine.compilers import OPTIMISE
 from patience import PATIENCE_S
 
@@ -35,15 +36,16 @@ int main(int count, char **given) {
     for (i8 t = 0; t < said[0]; ++t) {
         i8 about[2];
         if (fread(about, 8, 2, file) != 2) return 2;
-        tensors[t] = (Tensor){held(about[0]), about[1]};
+        tensors[t] = (Tensor){held(about[0]), about[1], 0};
         sizes[t] = about[0];
         if ((i8)fread(tensors[t].base, 1, sizes[t], file) != sizes[t]) return 3;
     }
     i8 rows[64], faults[64];
     u1 active[64], halted[64] = {0};
     for (i8 row = 0; row < said[1]; ++row) rows[row] = row, faults[row] = -1, active[row] = 1;
-    Segment segment = {member, {tensors, active, faults, said[2], said[3], 0}};
-    launch(&(Launch){&segment, 1, rows, said[1], halted, held(2 * said[4]), said[4], 2, 0});
+    Segment segment = {member, {tensors, active, faults, said[2], said[2], said[3], 0, 0, said[1]}, 0};
+    Block block = {&segment, 1, 1, 0};
+    launch(&(Launch){&block, 1, 0, rows, said[1], halted, held(2 * said[4]), said[4], 2, 0});
     for (i8 row = 0; row < said[1]; ++row) if (faults[row] >= 0) return 4;
     rewind(file);
     for (i8 t = 0; t < said[0]; ++t) fwrite(tensors[t].base, 1, sizes[t], file);
@@ -70,7 +72,7 @@ def run_elsewhere(code: Code, tensors: dict[str, torch.Tensor], steps: int, fold
     program = folder / f"program{code.size}"
     if not program.exists():
         source = program.with_suffix(".c")
-        source.write_text(code.source + MAIN)
+        source.write_text(code.source + LAUNCHES + MAIN)
         command = [
             COMPILER,
             *OPTIMISE,

@@ -39,7 +39,7 @@ def program(step: Step) -> tuple[str, list[str], int]:
             lines.append(printer.function(name, statement))
             calls[kind].append(f"{name}(A, &bad);")
     lines.append(member(step, calls))
-    text = "\n".join(lines)
+    text = "\n".join([*lines, ""])
     return prelude(step.real, text) + text, names, size
 
 
