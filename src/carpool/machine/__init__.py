@@ -27,7 +27,7 @@ from carpool.machine import compilers, kept
 from carpool.machine.compilers import Compiler, NoMachineCode
 from carpool.processor import cores, processor
 
-__all__ = ["Compiler", "Made", "NoMachineCode", "begin", "compiler", "made", "unavailable"]
+__all__ = ["Compiler", "Made", "NoMachineCode", "begin", "compiler", "is_made", "made", "unavailable"]
 
 _FORMAT = 1  # of what is kept: what was kept by another is made anew
 _REMEMBERED = (
@@ -62,6 +62,11 @@ def made(source: str) -> Made:
 def begin(source: str) -> Future[Made]:
     """The library of a source, or NoMachineCode, in a while: a thread compiles it. It never raises itself."""
     return _desk(os.getpid()).begin(source)
+
+
+def is_made(source: str) -> bool:
+    """Whether the library of a source is there already, so that asking for it takes no time."""
+    return _desk(os.getpid()).is_made(source)
 
 
 def compiler() -> Compiler | None:
@@ -116,6 +121,11 @@ class _Desk:
             again.set_result(_remembered(answer.result()))
             return again
         return answer
+
+    def is_made(self, source: str) -> bool:
+        with self._lock:
+            answer = self._asked.get(_key(source))
+        return answer is not None and answer.done() and answer.exception() is None
 
     def compiler(self) -> Compiler | str:
         with self._finding:  # one asks it for its version, the others wait

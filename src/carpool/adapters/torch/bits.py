@@ -22,9 +22,14 @@ def lowest(graph: Graph, names: Iterable[str]) -> torch.dtype:
     What ends in a comparison is left out: a dropout mask is drawn in single precision everywhere, and is the same to the bit. So is the
     count of an optimizer, which torch keeps in single precision for weights of any type: `names` are those of the step's tensors.
     """
-    writes = list(_writes(graph, names))
-    found = {kind for node in writes if (kind := _type(node))}
-    found |= {_type(node) for node in _behind(writes) if _rounds(node)}
+    return lowest_behind(_writes(graph, names))
+
+
+def lowest_behind(nodes: Iterable[Node]) -> torch.dtype:
+    """The same on the way to what these nodes make."""
+    made = list(nodes)
+    found = {kind for node in made if (kind := _type(node))}
+    found |= {_type(node) for node in _behind(made) if _rounds(node)}
     return getattr(torch, fidelity.lowest(found))
 
 

@@ -32,7 +32,7 @@ from carpool.adapters.torch.stacked import PhaseRecipe, Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.template import template
-from carpool.adapters.torch.threads import Threads, chosen
+from carpool.adapters.torch.threads import Threads, chosen, chosen_of
 from carpool.adapters.torch.window import Window
 from carpool.ambient import Ambient
 from carpool.errors import failure
@@ -81,17 +81,17 @@ class TorchFuser(Fuser):
 
     def refusal(self, jobs: Sequence[Job]) -> str | None:
         known = [self._known(job) for job in jobs]
-        return untraced_refusal(known) or self._trace_refusal(known) or self._code_refusal(known)
+        return untraced_refusal(known) or self._step_refusal(known)
 
-    def _code_refusal(self, known: Sequence[Known]) -> str | None:
-        """Why a step that must be machine code cannot be. Where it may be, making it begins, if the run is long."""
-        if not self._may_be_code(known):
+    def _step_refusal(self, known: Sequence[Known]) -> str | None:
+        """Why their step cannot be taken together. Where it may be machine code, making it begins, and nothing else is traced."""
+        code = self._code(known) if self._may_be_code(known) else ""
+        if isinstance(code, Code):
+            machine.begin(code.source)
             return None
-        code = self._code(known)
-        if isinstance(code, str):
-            return f"its steps cannot be machine code: {code}" if self._compile == "resident" else None
-        machine.begin(code.source)
-        return None
+        if code and self._compile == "resident":
+            return self._trace_refusal(known) or f"its steps cannot be machine code: {code}"
+        return self._trace_refusal(known)
 
     def outlook(self, jobs: Sequence[Job]) -> str:
         """Whether their steps can be machine code, where that is worth saying."""
@@ -145,7 +145,7 @@ class TorchFuser(Fuser):
         first, width = known[0], len(known)
         try:
             recipe = self._recipe(known, width)
-            _, tensors = self._traced(known, width)
+            tensors = self._empty(known, width, panels_of(first, recipe, width, self._device()))
             return code_of("train", (first.signature, recipe.sharing), recipe, _batch_size(first), tensors)
         except Refused as refused:
             return str(refused)
@@ -188,9 +188,15 @@ class TorchFuser(Fuser):
     def _traced_once(
         self, known: Sequence[Known], width: int, panels: Panels | None
     ) -> tuple[GraphModule, Tensors]:
-        first, device, size = known[0], self._device(), _batch_size(known[0])
+        first, size = known[0], _batch_size(known[0])
         recipe = self._recipe(known, width)
-        panels = panels or panels_of(first, recipe, width, device)
+        part = self._empty(known, width, panels or panels_of(first, recipe, width, self._device()))
+        key = ("train", (first.signature, recipe.sharing), size)
+        return trace_only(train_step(recipe, size), part, key), part
+
+    def _empty(self, known: Sequence[Known], width: int, panels: Panels) -> Tensors:
+        """Tensors of a panel's shapes that hold nothing."""
+        first, device, recipe = known[0], self._device(), self._recipe(known, width)
         held = make_window(known) or Pool([member.built.data for member in known])
         longest = held.length if isinstance(held, Window) else max(member.course.length for member in known)
         with faked():
@@ -200,9 +206,7 @@ class TorchFuser(Fuser):
             tensors |= stack.shared_tensors(first.built, recipe.shared, torch.empty_like, device)
             tensors |= stack.feed_tensors(recipe.layout, first.built, panels, len(recipe.values), device)
             tensors |= stack.empty_data(held.shapes(), panels.width, longest, device)
-            part = panels.cut(tensors)[0]
-        key = ("train", (first.signature, recipe.sharing), size)
-        return trace_only(train_step(recipe, size), part, key), part
+            return panels.cut(tensors)[0]
 
     def footprint(self, jobs: Sequence[Job]) -> Footprint | None:
         """By the step at two widths, on tensors that hold nothing."""
@@ -294,7 +298,12 @@ class TorchFuser(Fuser):
         if self._device() != "cpu" or most == 1:
             return Threads()
         try:
-            return chosen(self._traced(known, width)[0], most)
+            code = self._code(known) if self._may_be_code(known) else ""
+            return (
+                chosen_of(code, width, most)
+                if isinstance(code, Code)
+                else chosen(self._traced(known, width)[0], most)
+            )
         except Exception:  # what cannot be traced is told at the first step
             return Threads()
 

@@ -13,6 +13,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.func import functionalize, grad
 from torch.fx import Graph
 
+from carpool.adapters.torch.bits import lowest_behind
 from carpool.adapters.torch.faking import unlogged
 from carpool.adapters.torch.precision import WideNorms
 from carpool.adapters.torch.probe import Stepped, call
@@ -33,6 +34,15 @@ class Traced:
     graph: Graph
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+
+    @property
+    def operators(self) -> int:
+        return sum(node.op == "call_function" for node in self.graph.nodes)
+
+    @property
+    def lowest(self) -> torch.dtype:
+        """The least precise type that it computes in."""
+        return lowest_behind(self.graph.output_node().all_input_nodes)
 
 
 def training_step(recipe: Recipe, size: int, tensors: Tensors) -> Traced:

@@ -171,7 +171,7 @@ class Program:
     @property
     def lowest(self) -> torch.dtype:
         """The floating type in which the step computes least precisely."""
-        return self._ready.lowest
+        return self.resident.code.lowest if self.resident is not None else self._ready.lowest
 
     def stay_traced(self) -> None:
         """Runs as it was traced, whoever had it compiled."""

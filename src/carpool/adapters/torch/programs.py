@@ -18,12 +18,16 @@ from carpool.adapters.torch.resident import Code, code_of
 from carpool.adapters.torch.stacked import Recipe
 from carpool.errors import FusionError, failure, sentence
 from carpool.kernels.resident.builder import Refused
-from carpool.machine import Compiler, NoMachineCode, begin, compiler, unavailable
+from carpool.machine import Compiler, NoMachineCode, begin, compiler, is_made, unavailable
 from carpool.planning.widths import compiling_budget_s
 from carpool.windows import measured
 
 Tensors = dict[str, Tensor]
 
+_LEAST_OPERATOR_S = 1e-6
+"""No operator of torch begins in less."""
+_MOST_FLOPS = 100e9
+"""Floating-point operations that no core exceeds in a second in products as small as these."""
 FEWEST_LAUNCHES = 32
 """For fewer it is not worth timing one to know whether compiling pays."""
 
@@ -61,14 +65,15 @@ class Programs:
         """
         if (kind, size) not in self._ready:
             panels = self._panels.cut(tensors)
-            is_late = self._is_resident  # then most often it need not be traced
+            is_worth = self._compile == "resident" or self._is_resident or launches() >= FEWEST_LAUNCHES
+            code = self._code(kind, size, recipe, panels[0]) if self._compile and is_worth else None
+            is_late = code is not None  # then most often it need not be traced
             program = Program(make(), panels, (kind, self._key, size), repeats=self._repeats, is_late=is_late)
             if self._compile is True:
                 program.compile()
             elif not self._compile:
                 program.stay_traced()
             else:
-                code = self._code(kind, size, recipe, panels[0])
                 self._choose(program, code, launches)
             self._ready[kind, size] = program
             self._prepared(size, self._panels.width, program.form, program.prepare_s)
@@ -83,7 +88,7 @@ class Programs:
 
     def _code(self, kind: str, size: int, recipe: Recipe | None, tensors: Tensors) -> Code | None:
         """The step's machine code, where it can be some."""
-        if recipe is None or self._device != "cpu":
+        if recipe is None or self._device != "cpu" or self._compile is True:
             return None
         if self._compile == "auto" and unavailable() is not None:  # which the plan says, where it matters
             return None
@@ -101,7 +106,11 @@ class Programs:
             return
         if code is not None and self._is_resident and self._follows(program, code):
             return
-        if program.compiled or launches() < FEWEST_LAUNCHES:
+        if launches() < FEWEST_LAUNCHES:
+            return
+        if code is not None and self._is_far_faster(program, code, launches()):
+            return
+        if program.compiled:
             return
         try:
             launch_s = shortest(program.launch_s)
@@ -128,6 +137,20 @@ class Programs:
             _tell(error)
             return False
         return True
+
+    def _is_far_faster(self, program: Program, code: Code, launches: int) -> bool:
+        """Makes the machine code, and keeps it if a step takes less than the step as traced must: then that need not be traced."""
+        flops_s = code.flops * self._panels.width / (_MOST_FLOPS * max(1, self._threads()))
+        least_s = code.operators * _LEAST_OPERATOR_S + flops_s
+        if not is_made(code.source) and machine_guess_s(code) >= launches * least_s:
+            return False
+        try:
+            resident = program.made_resident(code, self._threads)
+        except (Refused, NoMachineCode) as error:
+            _tell(error)
+            return False
+        program.resident = resident if resident.launch_s() < least_s else None
+        return program.resident is not None
 
     def _is_faster(self, program: Program, code: Code) -> bool:
         """Makes the machine code, and keeps it if it runs faster than the step as it was traced."""

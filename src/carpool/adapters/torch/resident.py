@@ -50,6 +50,10 @@ class Code:
     """Of a batch."""
     flops: int
     """Of a step's products."""
+    operators: int
+    """Of the step as it was traced."""
+    lowest: torch.dtype
+    """The least precise type that it computes in."""
     held: Mapping[str, Tensor] = field(default_factory=dict)
     """Those that the step itself brings along."""
 
@@ -107,7 +111,9 @@ def _code(assembly: _Assembly) -> Code:
     if turned:
         step = assembly.step(turned)
     source, names, size = steps.program(step)
-    return Code(source, tuple(names), size, step.size, steps.flops(step), assembly.held)
+    traced = assembly.traced
+    about = steps.flops(step), traced.operators, traced.lowest
+    return Code(source, tuple(names), size, step.size, *about, assembly.held)
 
 
 def _check(recipe: Recipe, tensors: Tensors) -> None:
@@ -127,7 +133,7 @@ class _Assembly:
 
     def __init__(self, recipe: Recipe, size: int, tensors: Tensors, traced: Traced, trains: bool) -> None:
         self._recipe, self._size, self._tensors = recipe, size, tensors
-        self._traced, self._trains = traced, trains
+        self.traced, self._trains = traced, trains
         self._real: Type = TYPES[recipe.layout.dtype]
 
     def step(self, turned: frozenset[str] = frozenset()) -> steps.Step:
@@ -137,10 +143,10 @@ class _Assembly:
         self._made = steps.Step(
             self._real, self._size, trains=self._trains, spans=len(self._recipe.layout.spans)
         )
-        values = {name: self._input(name) for name in self._traced.inputs}
-        placeholders = [node.name for node in self._traced.graph.nodes if node.op == "placeholder"]
+        values = {name: self._input(name) for name in self.traced.inputs}
+        placeholders = [node.name for node in self.traced.graph.nodes if node.op == "placeholder"]
         given = dict(zip(placeholders, values.values(), strict=True))
-        made = dict(zip(self._traced.outputs, lowered(self._traced.graph, self._builder, given), strict=True))
+        made = dict(zip(self.traced.outputs, lowered(self.traced.graph, self._builder, given), strict=True))
         shown = self._builder.array("f8", made["shown"].shape, "shown")
         self._builder.into(whole(shown), made["shown"])
         self._made.shown = shown
@@ -204,7 +210,7 @@ class _Assembly:
         recipe, builder = self._recipe, self._builder
         leaves = recipe.layout.leaves
         grads = {leaf.name: made[f"grad:{leaf.name}"] for leaf in leaves}
-        for name in self._traced.outputs:
+        for name in self.traced.outputs:
             if name.startswith("buffer:"):
                 self._keep(values[name], made[name])
         weights = {leaf.name: values[f"leaf:{leaf.name}"] for leaf in leaves}

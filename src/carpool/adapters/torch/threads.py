@@ -14,6 +14,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils.flop_counter import flop_registry
 
+from carpool.adapters.torch.resident import Code
+
 T = TypeVar("T")
 
 _FLOP_US = 1 / 40e3  # of a product, by one core
@@ -66,6 +68,12 @@ def chosen(traced: GraphModule, most: int) -> Threads:
     """All of them or one, by what the operations of a traced step compute: the same choice on every run."""
     costs = [_cost_us(node) for node in traced.graph.nodes if node.op == "call_function"]
     return Threads(0 if worth_sharing(costs, most) else 1)
+
+
+def chosen_of(code: Code, width: int, most: int) -> Threads:
+    """The same for a step that was not traced for so many members, but for one."""
+    cost_us = code.flops * width * _FLOP_US / max(1, code.operators)
+    return Threads(0 if worth_sharing([cost_us] * code.operators, most) else 1)
 
 
 def worth_sharing(costs_us: list[float], threads: int) -> bool:
