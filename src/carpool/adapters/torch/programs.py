@@ -149,7 +149,7 @@ class Programs:
         except (Refused, NoMachineCode) as error:
             _tell(error)
             return False
-        program.resident = resident if resident.launch_s() < least_s else None
+        program.resident = resident if shortest(resident.launch_s) < least_s else None
         return program.resident is not None
 
     def _is_faster(self, program: Program, code: Code) -> bool:
