@@ -303,6 +303,26 @@ def test_where_no_machine_code_can_be_made_the_step_runs_traced(monkeypatch: pyt
     assert "resident" not in forms(events)
 
 
+def test_that_machine_code_was_faster_is_remembered(trials: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [job(seed, epochs=60) for seed in range(3)]
+    monkeypatch.setattr(programs, "machine_guess_s", lambda _: 0.0)
+    monkeypatch.setattr(programs, "_LEAST_OPERATOR_S", 1.0)
+    reason = "as machine code, where that is faster"
+    assert reason in carpool.plan(jobs, device="cpu").groups[0].reason
+    events: list[Event] = []
+    carpool.train(jobs, device="cpu", reporters=[events.append])
+    assert forms(events) == {"resident"}
+    assert reason not in carpool.plan(jobs, device="cpu").groups[0].reason
+
+    def timed(*_: Any) -> Any:
+        raise AssertionError("timed again")
+
+    monkeypatch.setattr(programs, "shortest", timed)
+    again: list[Event] = []
+    carpool.train(jobs, device="cpu", reporters=[again.append])
+    assert forms(again) == {"resident"}
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_has_launches_of_its_own() -> None:

@@ -101,7 +101,9 @@ class TorchFuser(Fuser):
         code = self._code(known)
         if isinstance(code, str):
             return f"not as machine code: {code}"
-        return "as machine code, where that is faster" if self._compile == "auto" else "as machine code"
+        found = recall.remembered(pace_key(known[0], len(known), self._device()))
+        is_open = self._compile == "auto" and (found is None or found.form != "resident")
+        return "as machine code, where that is faster" if is_open else "as machine code"
 
     def code(self, jobs: Sequence[Job]) -> str:
         """The C of a training step of theirs; where there is none, a comment that says why."""

@@ -98,6 +98,8 @@ class StackedSession(FusedSession):
         key = (self._first.signature, recipe.sharing)
         most = partial(getattr, self._threads, "most")  # not the session itself: that would be a circle
         self._programs = Programs(key, self._panels, device, compile, prepared, width > 1, most)
+        if (found := recall.remembered(self._pace_key())) is not None:
+            self._programs.remembered = found.form
         self._best: Tensors = {}
         self._dead: set[int] = set()
         self._versions: dict[int, list[int]] = {}
@@ -461,7 +463,7 @@ class StackedSession(FusedSession):
         return Verifier(self._recipe, self._tensors, self._feed, self._train_program)
 
     def trial(self, chunk: Chunk) -> Trial | None:
-        key = self._threads.outside(lambda: pace_key(self._first, self._members(), self._device))
+        key = self._pace_key()
         found = recall.remembered(key)
         if found is None:
             try:
@@ -474,6 +476,9 @@ class StackedSession(FusedSession):
             recall.remember(key, found, busy)
         self._took_s.setdefault(chunk.size, found.together_s)  # so that the first chunk has its size, too
         return found
+
+    def _pace_key(self) -> str:
+        return self._threads.outside(lambda: pace_key(self._first, self._members(), self._device))
 
     def _tried(self, chunk: Chunk) -> tuple[Trial | None, bool]:
         """What was measured, None where the windows disagree; and whether the machine was busy."""

@@ -49,6 +49,8 @@ class Programs:
         self._key, self._panels, self._device = key, panels, device
         self._compile, self._prepared, self._repeats, self._threads = compile, prepared, repeats, threads
         self._ready: dict[tuple[str, int], Program] = {}
+        self.remembered = ""
+        """How a training step of such a stack ran when it was timed before, as far as that is known."""
 
     def get(
         self,
@@ -107,6 +109,8 @@ class Programs:
         if code is not None and self._is_resident and self._follows(program, code):
             return
         if launches() < FEWEST_LAUNCHES:
+            return
+        if code is not None and self.remembered == "resident" and self._follows(program, code):
             return
         if code is not None and self._is_far_faster(program, code, launches()):
             return
@@ -199,9 +203,11 @@ class Programs:
 
     def anew(self, panels: Panels) -> Programs:
         """The same for a stack in other panels, with nothing made ready."""
-        return Programs(
+        made = Programs(
             self._key, panels, self._device, self._compile, self._prepared, self._repeats, self._threads
         )
+        made.remembered = self.remembered
+        return made
 
     @property
     def note(self) -> str:
