@@ -180,15 +180,23 @@ def make_jobs(data: Digits, count: int, epochs: int) -> Sequence[carpool.Job]:
 
 def train_together(jobs: Sequence[carpool.Job], device: str, reporters: Sequence[Emit] = ()) -> Together:
     """The jobs trained by carpool, timed with planning and compiling inside."""
-    compile_s: list[float] = []
-
-    def compiled(event: Event) -> None:
-        if isinstance(event, GroupCompiled):
-            compile_s.append(event.seconds)
-
+    prepared = _Prepared()
     started = time.perf_counter()
-    results = carpool.train(jobs, device=device, reporters=[*reporters, compiled])
-    return Together(results, time.perf_counter() - started, sum(compile_s))
+    results = carpool.train(jobs, device=device, reporters=[*reporters, prepared])
+    return Together(results, time.perf_counter() - started, prepared.seconds)
+
+
+class _Prepared:
+    """Adds up what making steps ready takes, and hears of nothing else: whoever hears of each epoch has each told."""
+
+    hears: frozenset[type[Event]] = frozenset({GroupCompiled})
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, event: Event) -> None:
+        assert isinstance(event, GroupCompiled)
+        self.seconds += event.seconds
 
 
 def train_alone(data: Digits, config: Mapping[str, Any], epochs: int) -> Alone:
