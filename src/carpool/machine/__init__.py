@@ -1,6 +1,6 @@
 """Machine code of C source, by the machine's own compiler: made once, then read from disk or from memory.
 
-`compilers.py` knows the compilers, `kept.py` the files. Where there is no machine code, NoMachineCode says
+`compilers.py` knows the compilers, `targets.py` the processors, `kept.py` the files. Where there is no machine code, NoMachineCode says
 why and what to do; whoever asks goes on without. A failure is remembered as a library is: one process does not
 try the same source twice.
 """
@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Literal
 
 from carpool.errors import described
-from carpool.machine import compilers, kept
+from carpool.machine import compilers, kept, targets
 from carpool.machine.compilers import Compiler, NoMachineCode
 from carpool.processor import cores, processor
 
-__all__ = ["Compiler", "Made", "NoMachineCode", "begin", "compiler", "made", "unavailable"]
+__all__ = ["Compiler", "Made", "NoMachineCode", "begin", "compiler", "made", "unavailable", "vector_bytes"]
 
 _FORMAT = 1  # of what is kept: what was kept by another is made anew
 _REMEMBERED = (
@@ -74,6 +74,11 @@ def unavailable() -> str | None:
     """Why there is no machine code here, and what to install; None where there is."""
     found = _desk(os.getpid()).compiler()
     return None if isinstance(found, Compiler) else found
+
+
+def vector_bytes() -> int:
+    """How wide the vectors of programs should be that are made here: what is compiled here, is compiled for them."""
+    return targets.vector_bytes(processor())
 
 
 @functools.cache

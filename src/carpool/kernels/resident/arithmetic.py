@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from string import Template
 
-from carpool.kernels.resident.loops import Type
+from carpool.kernels.resident.loops import SIZES, Type
 from carpool.random import MULTIPLIERS, WEYL
 
 _MEMORY = Template("""\
@@ -100,16 +100,20 @@ INLINE v$t ${name}_v$t(v$t a, v$t b) {
 
 _ROOT = Template("""\
 INLINE v$t sqrt_v$t(v$t x) {
-#if defined(__AVX__) && !defined(__clang__)
-    return __builtin_ia32_sqrt$instruction(x);
+#if defined($has) && !defined(__clang__)
+    return __builtin_ia32_sqrt$call;
 #else
     for (int i = 0; i < V; ++i) x[i] = __builtin_sqrt$f(x[i]);
     return x;
 #endif
 }
 """)
-_ROOTS: dict[tuple[Type, Type], str] = {("f4", "f4"): "ps256", ("f8", "f4"): "ps", ("f8", "f8"): "pd256"}
-"""The instruction by the weights' type and the vector's."""
+_NOW = "_mask(x, x, -1, 4)"  # all lanes, rounded as everything else
+_ROOTS: dict[tuple[Type, int], tuple[str, str]] = {
+    ("f4", 16): ("ps(x)", "__AVX__"), ("f4", 32): ("ps256(x)", "__AVX__"), ("f8", 32): ("pd256(x)", "__AVX__"),
+    ("f4", 64): ("ps512" + _NOW, "__AVX512F__"), ("f8", 64): ("pd512" + _NOW, "__AVX512F__"),
+}  # fmt: skip
+"""The instruction by the type and the bytes of a vector, and what has it."""
 
 _FLOAT32 = """\
 INLINE vf4 abs_vf4(vf4 x) { return (vf4)((vw)x & 0x7fffffffu); }
@@ -237,8 +241,8 @@ INLINE void draw(f4 *out, i8 count, uint64_t seed, uint64_t step, uint64_t call)
 _MASKS: dict[Type, Type] = {"f4": "i4", "f8": "i8", "i8": "i8", "i4": "i4"}
 
 
-def _texts(real: Type, lanes: int) -> Iterator[str]:
-    """All definitions for programs of weights of this type; each uses only those before it."""
+def _texts(lanes: int) -> Iterator[str]:
+    """All definitions for programs of vectors of so many; each uses only those before it."""
     yield _TRUTH
     for t, mask in _MASKS.items():
         yield _MEMORY.substitute(t=t, m=mask, copies=", ".join("x" * lanes)) + _ORDER.substitute(t=t)
@@ -248,18 +252,19 @@ def _texts(real: Type, lanes: int) -> Iterator[str]:
     for name in ("floordiv", "rem", "fmod"):
         yield _LANES_BINARY.substitute(t="i8", name=name)
     yield _FLOAT32
-    yield from _floats(real, "f4", "f")
-    yield from _floats(real, "f8", "")
+    yield from _floats("f4", "f", lanes)
+    yield from _floats("f8", "", lanes)
     yield _DRAW.substitute(m0=MULTIPLIERS[0], m1=MULTIPLIERS[1], w0=WEYL[0], w1=WEYL[1])
 
 
-def _floats(real: Type, t: Type, suffix: str) -> Iterator[str]:
+def _floats(t: Type, suffix: str, lanes: int) -> Iterator[str]:
+    root = _ROOTS.get((t, lanes * SIZES[t]))
     for name, function in _UNARY.items():
         yield _SCALAR_UNARY.substitute(t=t, name=name, function=function + suffix)
-        if not (t == "f4" and name in _OWN) and not (name == "sqrt" and (real, t) in _ROOTS):
+        if not (t == "f4" and name in _OWN) and not (name == "sqrt" and root):
             yield _LANES_UNARY.substitute(t=t, name=name)
-    if (real, t) in _ROOTS:
-        yield _ROOT.substitute(t=t, f=suffix, instruction=_ROOTS[real, t])
+    if root:
+        yield _ROOT.substitute(t=t, f=suffix, call=root[0], has=root[1])
     for name, function in _BINARY.items():
         yield _SCALAR_BINARY.substitute(t=t, name=name, function=function + suffix)
         yield _LANES_BINARY.substitute(t=t, name=name)
@@ -267,9 +272,9 @@ def _floats(real: Type, t: Type, suffix: str) -> Iterator[str]:
 
 
 @cache
-def definitions(real: Type, lanes: int) -> dict[str, str]:
+def definitions(lanes: int) -> dict[str, str]:
     """The C of each function, by its name."""
-    parts = re.split(r"^(?=INLINE|/\*)", "".join(_texts(real, lanes)), flags=re.MULTILINE)
+    parts = re.split(r"^(?=INLINE|/\*)", "".join(_texts(lanes)), flags=re.MULTILINE)
     found: dict[str, str] = {}
     remark = ""
     for part in parts:

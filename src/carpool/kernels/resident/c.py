@@ -9,6 +9,7 @@ from carpool.kernels.resident.blocks import Blocks
 from carpool.kernels.resident.elements import Lanes, Scope, Text, at
 from carpool.kernels.resident.hoist import hoisted
 from carpool.kernels.resident.loops import (
+    LARGEST,
     SIZES,
     Acc,
     Array,
@@ -35,11 +36,10 @@ _COMBINED = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max_{t}({0}, {1})"
 
 
 class Printer:
-    """Prints statements for weights of one type."""
+    """Prints statements for weights of one type, in vectors of so many."""
 
-    def __init__(self, real: Type) -> None:
-        self.real = real
-        self.lanes = 32 // SIZES[real]
+    def __init__(self, real: Type, lanes: int) -> None:
+        self.real, self.lanes = real, lanes
 
     def function(self, name: str, statement: Statement) -> str:
         """A statement as a function of C."""
@@ -321,11 +321,11 @@ def _identity(kind: str, type: Type) -> str:
     return _IDENTITY[kind]
 
 
-def memory(arrays: Sequence[Array]) -> tuple[Mapping[str, int], int]:
-    """Where each array begins, in bytes, and what all take: behind each there is room for a vector."""
+def memory(arrays: Sequence[Array], lanes: int) -> tuple[Mapping[str, int], int]:
+    """Where each array begins, in bytes, and what all take: behind each there is room for a vector of any type."""
     places: dict[str, int] = {}
     end = 0
     for array in arrays:
         places[array.name] = end
-        end += -(-(array.size * SIZES[array.type]) // 64) * 64 + 64
+        end += -(-(array.size * SIZES[array.type]) // 64) * 64 + lanes * LARGEST
     return places, end
