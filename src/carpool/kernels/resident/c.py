@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
-from carpool.kernels.resident.blocks import Blocks
+from carpool.kernels.resident.blocks import SUMS, Blocks
 from carpool.kernels.resident.elements import Lanes, Scope, Text, at
 from carpool.kernels.resident.hoist import hoisted
 from carpool.kernels.resident.loops import (
@@ -36,10 +36,10 @@ _COMBINED = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max_{t}({0}, {1})"
 
 
 class Printer:
-    """Prints statements for weights of one type, in vectors of so many."""
+    """Prints statements for weights of one type, in vectors of so many bytes."""
 
-    def __init__(self, real: Type, lanes: int) -> None:
-        self.real, self.lanes = real, lanes
+    def __init__(self, real: Type, vector_bytes: int) -> None:
+        self.real, self.lanes, self.sums = real, vector_bytes // SIZES[real], SUMS[vector_bytes]
 
     def function(self, name: str, statement: Statement) -> str:
         """A statement as a function of C."""
@@ -223,7 +223,7 @@ class Printer:
 
     def _product(self, text: Text, statement: Statement) -> None:
         assert isinstance(statement, Product)
-        Blocks(text, statement, self.lanes).print()
+        Blocks(text, statement, self.lanes, self.sums).print()
 
     def _scatter(self, text: Text, statement: Statement) -> None:
         assert isinstance(statement, Scatter)

@@ -27,7 +27,7 @@ def program(step: Step) -> tuple[str, list[str], int]:
     parts = {"body": step.body, "commit": step.commit, "due": step.when_due, "not_due": step.when_not}
     arrays = _arrays(step)
     places, size = memory(arrays, step.lanes)
-    printer = Printer(step.real, step.lanes)
+    printer = Printer(step.real, step.vector_bytes)
     lines = [TENSORS]
     lines += [f"#define P_{a.name} (({a.type} *)(A + {places[a.name]}))" for a in arrays]
     lines.append("enum {\n" + "".join(f"    T_{plain(name)},\n" for name in names) + "};")
