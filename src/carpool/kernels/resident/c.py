@@ -155,8 +155,11 @@ class Printer:
             for name, size in zip(inner, over, strict=True):
                 text.begin(f"for (i8 {name} = 0; {name} < {size}; ++{name})")
             found = Scope(text, [*names, *inner], Lanes(0, self.lanes)).value(value)
-            text.add(f"if (acc < 0 || {found} {sign} best || ({found} != {found} && best == best))")
-            text.add(f"    best = {found}, acc = n;")
+            is_nan = (
+                f"(({found} != {found}) & (best == best))"  # no branches: nobody can guess which is the best
+            )
+            text.add(f"const int is_better = (acc < 0) | ({found} {sign} best) | {is_nan};")
+            text.add(f"best = is_better ? {found} : best, acc = is_better ? n : acc;")
             text.add("++n;")
             for _ in inner:
                 text.end()
@@ -195,7 +198,7 @@ class Printer:
         """Lanes of one result, put together at the end."""
         type = value.type
 
-        def body(names: list[str]) -> None:
+        def result(names: list[str]) -> str:
             count = prod(over) // self.lanes
             sums = _Accumulator(text, kind, type, "sums", count, is_vector=True)
             sums.begin()
@@ -213,11 +216,33 @@ class Printer:
             for _ in loops:
                 text.end()
             sums.finish()
-            text.add(f"const {type} acc = h{kind}_{type}(sums);")
-            scope = Scope(text, names, Lanes(0, self.lanes))
+            return f"h{kind}_{type}(sums)"
+
+        self._results(text, type, kept, outs, result)
+
+    def _results(
+        self, text: Text, type: Type, kept: Shape, outs: Sequence[Out], result: Callable[[list[str]], str]
+    ) -> None:
+        """One result after another; what is computed of them is computed of a vector of them."""
+
+        def single(names: list[str]) -> None:
+            text.add(f"const {type} acc = {result(names)};")
+            Scope(text, names, Lanes(0, self.lanes)).store(outs, "acc")
+
+        def several(scope: Scope) -> None:
+            text.add(f"{type} found[V] = {{0}};")
+            text.begin(f"for (i8 lane = 0; lane < {scope.lanes.count}; ++lane)")
+            text.add(f"const i8 own = {scope.indices[-1]} + lane;")
+            text.add(f"found[lane] = {result([*scope.indices[:-1], 'own'])};")
+            text.end()
+            text.add(f"const v{type} acc = ld_{type}(found);")
             scope.store(outs, "acc")
 
-        self._loops(text, kept, body)
+        values = [out.value for out in outs]
+        if kept and kept[-1] > 1 and fits_lanes(values) and not all(isinstance(one, Acc) for one in values):
+            self._loops(text, kept[:-1], lambda names: self._by_lanes(text, names, kept[-1], several))
+        else:
+            self._loops(text, kept, single)
 
     # The rest
 

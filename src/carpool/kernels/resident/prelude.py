@@ -47,6 +47,11 @@ typedef vi8 li8 LOOSE(i8);
 typedef vi4 li4 LOOSE(i4);
 typedef vbytes lbytes LOOSE(u1);
 #define AS(x, t) __builtin_convertvector(x, t)
+#ifdef __clang__
+#define LANES(x, t, ...) __builtin_shufflevector(x, x, __VA_ARGS__)
+#else
+#define LANES(x, t, ...) __builtin_shuffle(x, (t){__VA_ARGS__})
+#endif
 
 """)
 
