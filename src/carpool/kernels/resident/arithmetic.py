@@ -67,6 +67,11 @@ INLINE i8 floordiv_i8(i8 a, i8 b) { i8 q = b ? a / b : 0; return q - (b && a % b
 INLINE i8 rem_i8(i8 a, i8 b) { return a - floordiv_i8(a, b) * b; }
 INLINE i8 fmod_i8(i8 a, i8 b) { return b ? a % b : 0; }
 INLINE i8 abs_i8(i8 a) { return a < 0 ? -a : a; }
+/* Compilers compare vectors that are larger than a register number by number, but cut all else in pieces. */
+INLINE vu1 eq_vi8(vi8 a, vi8 b) {
+    const vi8 d = a ^ b;
+    return AS((AS(d, vi4) | AS(d >> 32, vi4)) == 0, vu1);
+}
 INLINE vi8 abs_vi8(vi8 a) { return sel_vi8(AS(a < 0, vu1), -a, a); }
 INLINE i8 at(i8 index, i8 bound, int *bad) {
     *bad |= index < 0 || index >= bound;
