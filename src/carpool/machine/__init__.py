@@ -1,8 +1,8 @@
 """Machine code of C source, by the machine's own compiler: made once, then read from disk or from memory.
 
-`compilers.py` knows the compilers, `targets.py` the processors, `kept.py` the files. Where there is no machine code, NoMachineCode says
-why and what to do; whoever asks goes on without. A failure is remembered as a library is: one process does not
-try the same source twice.
+`compilers.py` knows the compilers, `targets.py` the processors, `kept.py` the files. Where there is no machine
+code, NoMachineCode says why and what to do; whoever asks goes on without. A failure is
+remembered as a library is: one process does not try the same source twice.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def unavailable() -> str | None:
 
 
 def vector_bytes() -> int:
-    """How wide the vectors of programs should be that are made here: what is compiled here, is compiled for them."""
+    """How wide the vectors of programs should be that are made here: they are compiled for such."""
     return targets.vector_bytes(processor())
 
 

@@ -1,6 +1,6 @@
 """What programs may use of a processor: what compilers are told of it, and how wide its vectors are.
 
-All of it follows from the `Processor` alone: one machine has the same programs, and so the same bits, for ever.
+All of it follows from the `Processor` alone: one machine has the same programs, and the same bits, for ever.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _V3 = {
 _V4 = {name: name for name in ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")}
 """What x86-64-v4 has beyond x86-64-v3."""
 _WIDE = frozenset({("AuthenticAMD", 26)})
-"""Families for which vectors of 64 bytes were timed to be faster: Zen 5. Others have them, and clock lower for them."""
+"""Families for which vectors of 64 bytes were timed to be faster: Zen 5."""
 _NARROW_BYTES, _WIDE_BYTES = 32, 64
 
 

@@ -155,9 +155,8 @@ class Printer:
             for name, size in zip(inner, over, strict=True):
                 text.begin(f"for (i8 {name} = 0; {name} < {size}; ++{name})")
             found = Scope(text, [*names, *inner], Lanes(0, self.lanes)).value(value)
-            is_nan = (
-                f"(({found} != {found}) & (best == best))"  # no branches: nobody can guess which is the best
-            )
+            # No branches: nobody can guess which is the best.
+            is_nan = f"(({found} != {found}) & (best == best))"
             text.add(f"const int is_better = (acc < 0) | ({found} {sign} best) | {is_nan};")
             text.add(f"best = is_better ? {found} : best, acc = is_better ? n : acc;")
             text.add("++n;")
@@ -347,7 +346,7 @@ def _identity(kind: str, type: Type) -> str:
 
 
 def memory(arrays: Sequence[Array], lanes: int) -> tuple[Mapping[str, int], int]:
-    """Where each array begins, in bytes, and what all take: behind each there is room for a vector of any type."""
+    """Where each array begins, in bytes, and what all take: behind each is room for any vector."""
     places: dict[str, int] = {}
     end = 0
     for array in arrays:
