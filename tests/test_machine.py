@@ -17,13 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import carpool
 from carpool import cache, machine, private, processor
-from carpool.machine import compilers, kept
+from carpool.machine import compilers, kept, targets
 from carpool.process.child import Child
 from carpool.processor import Processor
 from patience import PATIENCE_S
@@ -34,6 +35,7 @@ REAL = '$REAL "$@"'  # a compiler that does its work
 HANGS = "/bin/sleep 1000 & echo $! $$ > PIDS.new; /bin/mv PIDS.new PIDS; wait"
 VERSION = 'case "$*" in *--version*) echo "fake 1.0"; exit 0;; esac\n'
 V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "sse2"})
+ZEN_5 = Processor("x86_64", "", V3 | targets._V4.keys(), "AuthenticAMD", 26)
 
 
 QUICK = f"""#!/bin/sh
@@ -321,7 +323,11 @@ def test_zig_is_called_by_its_package_in_its_own_words(
     words, folder, caches = json.loads((tmp_path / "log").read_text())
     assert words[0] == "cc"
     assert f"-mcpu={target}" in words
-    assert not [word for word in words if word.startswith("-march") or word in compilers._V3.values()]
+    assert not [
+        word
+        for word in words
+        if word.startswith("-march") or word in targets.told(Processor("x86_64", "", V3))
+    ]
     assert caches == {"ZIG_LOCAL_CACHE_DIR": folder, "ZIG_GLOBAL_CACHE_DIR": str(untried / "zig")}
     assert (untried / "zig").stat().st_mode & 0o777 == 0o700
 
@@ -350,8 +356,40 @@ def test_what_a_compiler_is_told(
 def test_what_the_processor_lacks_is_not_asked_for(lacks: str):
     gcc = compilers.Compiler(("gcc",), "", "gcc")
     full, less = (gcc.flags(Processor("x86_64", "", flags)) for flags in (V3, V3 - {lacks}))
-    assert set(full) - set(less) == set(compilers._V3.values())
+    assert set(full) - set(less) == {f"-m{name}" for name in targets._V3.values()}
     assert "-march=x86-64" in less
+
+
+@pytest.mark.parametrize(
+    ("target", "wide"),
+    [
+        (ZEN_5, True),
+        (replace(ZEN_5, kind="arm64"), False),
+        (replace(ZEN_5, flags=ZEN_5.flags - {"avx512dq"}), False),
+        (replace(ZEN_5, flags=ZEN_5.flags - {"fma"}), False),
+        (replace(ZEN_5, family=25), False),
+        (replace(ZEN_5, vendor="GenuineIntel", family=6), False),
+        (Processor("x86_64"), False),
+    ],
+)
+def test_wide_vectors_are_asked_for_where_programs_have_them(
+    target: Processor, wide: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(machine, "processor", lambda: target)
+    assert machine.vector_bytes() == (64 if wide else 32)
+    gcc, zig = compilers.Compiler(("gcc",), "", "gcc"), compilers.Compiler(("zig", "cc"), "", "$CC")
+    for by in (gcc, zig):
+        assert any("avx512f" in word for word in by.flags(target)) == wide
+
+
+def test_a_processor_is_known_by_its_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    listed = tmp_path / "cpuinfo"
+    listed.write_text(
+        "vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel name\t: AMD EPYC\nflags\t\t: fma\n\n"
+    )
+    monkeypatch.setattr(processor, "_LISTED", listed)
+    monkeypatch.setattr(processor.platform, "machine", lambda: "x86_64")
+    assert processor.processor() == Processor("x86_64", "AMD EPYC", frozenset({"fma"}), "AuthenticAMD", 26)
 
 
 def test_other_processors(monkeypatch: pytest.MonkeyPatch):
@@ -374,7 +412,7 @@ def test_a_system_that_tells_nothing_has_the_plainest_processor(
     monkeypatch.setattr(processor, "_LISTED", listed)
     monkeypatch.setattr(processor.platform, "machine", lambda: "AMD64")
     assert processor.processor() == Processor("x86_64", "", frozenset())
-    assert not compilers.has_v3(processor.processor())
+    assert not targets.has_v3(processor.processor())
     assert machine.made(SOURCE).library.answer() == 42
 
 

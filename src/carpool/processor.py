@@ -14,12 +14,15 @@ _LISTED = Path("/proc/cpuinfo")
 class Processor:
     """One kind: `x86_64` or `arm64` or another.
 
-    `flags` are Linux' names of what it can; none where the system does not tell.
+    `flags` are Linux' names of what it can; none where the system does not tell. `vendor` and `family` are
+    those of x86: a family's processors are made alike.
     """
 
     kind: str
     model: str = ""
     flags: frozenset[str] = frozenset()
+    vendor: str = ""
+    family: int = 0
 
 
 def cores() -> int:
@@ -40,7 +43,9 @@ def processor() -> Processor:
     except OSError:
         listed = {}
     flags = listed.get("flags") or listed.get("Features") or ""
-    return Processor(kind, listed.get("model name", ""), frozenset(flags.split()))
+    vendor, family = listed.get("vendor_id", ""), listed.get("cpu family", "")
+    number = int(family) if family.isdecimal() else 0
+    return Processor(kind, listed.get("model name", ""), frozenset(flags.split()), vendor, number)
 
 
 def first_listed(cpuinfo: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from carpool import machine
 from carpool.adapters.torch import launch, resident, stack
 from carpool.adapters.torch.stacked import train_step
 from carpool.adapters.torch.train import TorchAdapter
@@ -22,7 +23,7 @@ _REAL = (torch.float32, torch.float64)
 class Beside:
     """Jobs in one stack, and the tensors of it for each way of taking its steps."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[Job], vector_bytes: int | None = None) -> None:
         adapter = TorchAdapter(compile=False)
         for job in jobs:
             adapter.describe(job)
@@ -35,6 +36,7 @@ class Beside:
         self.nudged = {name: tensor.clone() for name, tensor in self.traced.items()}
         _nudge(self.nudged["weights"])
         self.made = {name: tensor.clone() for name, tensor in self.traced.items()}
+        self.vector_bytes = vector_bytes or machine.vector_bytes()
         self._codes: dict[int, resident.Code] = {}
 
     def chunks(self, max_steps: int = 64) -> Iterator[Chunk]:
@@ -56,7 +58,7 @@ class Beside:
 
     def code(self, size: int) -> resident.Code:
         if size not in self._codes:
-            self._codes[size] = resident.training_code(self.recipe, size, self.traced)
+            self._codes[size] = resident.training_code(self.recipe, size, self.traced, self.vector_bytes)
         return self._codes[size]
 
     def bound(self, size: int, tensors: Tensors | None = None) -> launch.Bound:

@@ -15,20 +15,20 @@ from resident_nets import net
 
 from carpool.adapters.torch import launch, resident
 from carpool.kernels.resident import step
-from carpool.kernels.resident.loops import SIZES, Array
+from carpool.kernels.resident.loops import LARGEST, SIZES, Array
 
-_FREE, _POISON = 64, 256
+_POISON = 256
 _fences: list[tuple[int, int]] = []
 
 
-def fenced(arrays: Sequence[Array]) -> tuple[Mapping[str, int], int]:
+def fenced(arrays: Sequence[Array], lanes: int) -> tuple[Mapping[str, int], int]:
     """Where arrays lie, as in programs, but with a fence behind each."""
     places: dict[str, int] = {}
     _fences.clear()
     end = 0
     for array in arrays:
         places[array.name] = end
-        end += -(-(array.size * SIZES[array.type]) // 64) * 64 + _FREE
+        end += -(-(array.size * SIZES[array.type]) // 64) * 64 + lanes * LARGEST
         _fences.append((end, _POISON))
         end += _POISON
     return places, end

@@ -16,7 +16,9 @@ from resident_nets import net
 from carpool.adapters.torch.launch import table_of
 from carpool.adapters.torch.resident import Code
 from carpool.kernels.resident.launching import LAUNCHES
+from carpool.machine import targets
 from carpool.machine.compilers import OPTIMISE
+from carpool.processor import Processor
 from patience import PATIENCE_S
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
@@ -59,7 +61,7 @@ int main(int count, char **given) {
 @pytest.mark.parametrize("number", [0, 5, 7, 13, 29, 31, 35, 58])
 def test_nets_train_on_another_processor(number: int, tmp_path: Path):
     drawn = net(number)
-    beside = Beside(drawn.jobs)
+    beside = Beside(drawn.jobs, targets.vector_bytes(Processor("arm64")))
     for chunk in beside.chunks():
         beside.take_traced(chunk)
         run_elsewhere(beside.code(chunk.size), beside.made, chunk.steps, tmp_path)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from resident_beside import Beside, faults_of
 from resident_nets import ACTIVATIONS, LOSSES, OPTIMIZERS, net
 
-from carpool import machine
+from carpool import machine, processor
 from carpool.kernels.resident.builder import Refused
 from carpool.kernels.updates import UPDATES
+from carpool.machine import targets
+from carpool.processor import Processor
 
 pytestmark = pytest.mark.skipif(machine.unavailable() is not None, reason="no compiler of C")
 
@@ -46,6 +49,36 @@ def check(number: int) -> None:
         assert faults_of(beside, drawn.double) == [], str(drawn)
     finally:
         beside.close()
+
+
+HERE = processor.processor()
+ZEN_5 = replace(HERE, vendor="AuthenticAMD", family=26)
+OTHERS = {
+    "of another family": replace(ZEN_5, family=25),
+    "of another maker": replace(ZEN_5, vendor="GenuineIntel"),
+    "without AVX-512": replace(ZEN_5, flags=HERE.flags - targets._V4.keys()),
+    "without AVX2": replace(ZEN_5, flags=HERE.flags - targets._V4.keys() - {"avx", "avx2", "fma"}),
+}
+
+
+@pytest.mark.skipif(not targets.is_wide(ZEN_5), reason="a processor without AVX-512")
+@pytest.mark.parametrize("here", [ZEN_5, OTHERS["of another family"]], ids=["64 bytes", "32 bytes"])
+@pytest.mark.parametrize("number", FAST[:6])
+def test_vectors_of_any_width_are_as_near(number: int, here: Processor, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine, "processor", lambda: here)
+    machine._desk.cache_clear()
+    check(number)
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_processors_for_which_wide_vectors_were_not_timed_have_the_same_code(
+    other: str, monkeypatch: pytest.MonkeyPatch
+):
+    drawn = net(FAST[0])
+    monkeypatch.setattr(machine, "processor", lambda: OTHERS[other])
+    there, narrow = Beside(drawn.jobs), Beside(drawn.jobs, vector_bytes=32)
+    size = next(there.chunks()).size
+    assert there.code(size) == narrow.code(size)
 
 
 def test_the_nets_use_everything_that_is_listed():

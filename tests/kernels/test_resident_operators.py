@@ -92,7 +92,7 @@ def check(given: Sequence[Job]) -> None:
 
 def evaluate(beside: Beside, size: int) -> None:
     """A batch as validation would run it, with each one's own weights."""
-    code = resident.evaluating_code(beside.recipe, size, beside.made)
+    code = resident.evaluating_code(beside.recipe, size, beside.made, beside.vector_bytes)
     for tensors in (beside.traced, beside.exact, beside.nudged, beside.made):
         for name in ("k", "taken"):
             tensors[name].zero_()

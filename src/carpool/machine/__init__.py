@@ -1,8 +1,8 @@
 """Machine code of C source, by the machine's own compiler: made once, then read from disk or from memory.
 
-`compilers.py` knows the compilers, `kept.py` the files. Where there is no machine code, NoMachineCode says
-why and what to do; whoever asks goes on without. A failure is remembered as a library is: one process does not
-try the same source twice.
+`compilers.py` knows the compilers, `targets.py` the processors, `kept.py` the files. Where there is no machine
+code, NoMachineCode says why and what to do; whoever asks goes on without. A failure is
+remembered as a library is: one process does not try the same source twice.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Literal
 
 from carpool.errors import described
-from carpool.machine import compilers, kept
+from carpool.machine import compilers, kept, targets
 from carpool.machine.compilers import Compiler, NoMachineCode
 from carpool.processor import cores, processor
 
-__all__ = ["Compiler", "Made", "NoMachineCode", "begin", "compiler", "is_made", "made", "unavailable"]
+__all__ = [
+    "Compiler", "Made", "NoMachineCode", "begin", "compiler", "is_made", "made", "unavailable", "vector_bytes",
+]  # fmt: skip
 
 _FORMAT = 1  # of what is kept: what was kept by another is made anew
 _REMEMBERED = (
@@ -81,6 +83,11 @@ def unavailable() -> str | None:
     return None if isinstance(found, Compiler) else found
 
 
+def vector_bytes() -> int:
+    """How wide the vectors of programs should be that are made here: they are compiled for such."""
+    return targets.vector_bytes(processor())
+
+
 @functools.cache
 def _desk(process: int) -> _Desk:
     """A process's own: after a fork the parent's threads and locks are not there."""
@@ -92,6 +99,7 @@ class _Desk:
 
     def __init__(self) -> None:
         self._process = os.getpid()
+        tempfile.gettempdir()  # found under a lock, which no fork must find held by a thread that compiles
         self._lock = threading.Lock()
         self._finding = threading.Lock()
         self._asked: OrderedDict[_Key, Future[Made]] = OrderedDict()

@@ -22,6 +22,7 @@ from typing import IO
 
 from carpool import cache
 from carpool.errors import printable
+from carpool.machine import targets
 from carpool.private import fault, foreign_link, make_folder
 from carpool.process.child import Child
 from carpool.processor import Processor
@@ -31,24 +32,13 @@ MOST_VERSION_S = 10.0  # a question for the version
 OPTIMISE = ("-O3", "-fno-math-errno", "-fno-trapping-math")
 """Nothing here changes the order of a sum, or what NaN and infinity do."""
 _LIBRARY = ("-shared", "-fPIC", "-pthread")
+_ZIG = ("-g0", "-fno-sanitize=undefined")  # without, it has checks in it, and names for debuggers
 _INSTALL = "pip install 'carpool[cpu]', or install gcc or clang"
 _ANOTHER = "set CC to a C compiler that works"
 _NAMES = ("cc", "gcc", "clang")
 _MOST_SAID = 200  # characters of what a compiler prints
 _MOST_READ = 1 << 16
 
-# What x86-64-v3 has beyond the oldest x86-64, in Linux' words and in the compilers'. GCC knows that name
-# since version 11; these flags are older, and give the same code.
-_V3 = {
-    "avx": "-mavx",
-    "avx2": "-mavx2",
-    "bmi1": "-mbmi",
-    "bmi2": "-mbmi2",
-    "f16c": "-mf16c",
-    "fma": "-mfma",
-    "abm": "-mlzcnt",
-    "movbe": "-mmovbe",
-}
 # These variables have files written, or flags changed, of which a program's name on disk does not tell.
 _UNWANTED = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "CCC_OVERRIDE_OPTIONS")
 
@@ -77,30 +67,12 @@ class Compiler:
 
     def flags(self, target: Processor) -> tuple[str, ...]:
         """What is asked of it for programs that run on this processor."""
-        return (*OPTIMISE, *(_zig_target(target) if self.is_zig else _target(target)), *_LIBRARY)
+        words = (*targets.told_zig(target), *_ZIG) if self.is_zig else targets.told(target)
+        return (*OPTIMISE, *words, *_LIBRARY)
 
 
 def _is_zig(command: tuple[str, ...]) -> bool:
     return any(Path(word).name in ("zig", "ziglang") for word in command)
-
-
-def has_v3(target: Processor) -> bool:
-    """Whether programs for x86-64-v3 run there: what the processor lacks would end the process."""
-    return target.kind == "x86_64" and target.flags >= _V3.keys()
-
-
-def _target(target: Processor) -> tuple[str, ...]:
-    if target.kind == "x86_64":
-        return ("-march=x86-64", *(_V3.values() if has_v3(target) else ()))
-    return ("-march=armv8-a",) if target.kind == "arm64" else ()
-
-
-def _zig_target(target: Processor) -> tuple[str, ...]:
-    """Without these flags Zig compiles for the very processor, with checks and names for debuggers."""
-    plain = ("-g0", "-fno-sanitize=undefined")
-    if target.kind == "x86_64":
-        return (f"-mcpu={'x86_64_v3' if has_v3(target) else 'x86_64'}", *plain)
-    return ("-mcpu=generic", *plain) if target.kind == "arm64" else plain
 
 
 def find() -> Compiler | str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from carpool import machine
 from carpool.adapters.torch.layout import Leaf
 from carpool.adapters.torch.member import Traced, evaluating_step, traced_update, training_step
 from carpool.adapters.torch.precision import settings
@@ -64,11 +65,12 @@ _codes: OrderedDict[Hashable, Code | str] = OrderedDict()
 
 def code_of(kind: str, key: Hashable, recipe: Recipe, size: int, tensors: Tensors) -> Code:
     """A step's code; what it has baked in is `key` and the shapes. Raises Refused, which names what is in the way."""
-    full = (kind, key, size, _shapes(tensors), torch.get_default_dtype(), settings())
+    wide = machine.vector_bytes()
+    full = (kind, key, size, wide, _shapes(tensors), torch.get_default_dtype(), settings())
     if full not in _codes:
         make = training_code if kind == "train" else evaluating_code
         try:
-            _codes[full] = make(recipe, size, tensors)
+            _codes[full] = make(recipe, size, tensors, wide)
         except Refused as refused:
             _codes[full] = str(refused)
         except Exception as error:  # a step that cannot be traced by itself runs as a stack's is traced
@@ -91,18 +93,18 @@ def _shapes(tensors: Tensors) -> Hashable:
     )
 
 
-def training_code(recipe: Recipe, size: int, tensors: Tensors) -> Code:
+def training_code(recipe: Recipe, size: int, tensors: Tensors, vector_bytes: int) -> Code:
     """Raises Refused, which names what has no loops."""
     _check(recipe, tensors)
     traced = training_step(recipe, size, tensors)
-    return _code(_Assembly(recipe, size, tensors, traced, trains=True))
+    return _code(_Assembly(recipe, size, tensors, traced, vector_bytes, trains=True))
 
 
-def evaluating_code(recipe: Recipe, size: int, tensors: Tensors) -> Code:
+def evaluating_code(recipe: Recipe, size: int, tensors: Tensors, vector_bytes: int) -> Code:
     """Of a validation step. Raises Refused."""
     _check(recipe, tensors)
     traced = evaluating_step(recipe, size, tensors)
-    return _code(_Assembly(recipe, size, tensors, traced, trains=False))
+    return _code(_Assembly(recipe, size, tensors, traced, vector_bytes, trains=False))
 
 
 def _code(assembly: _Assembly) -> Code:
@@ -131,9 +133,11 @@ def _check(recipe: Recipe, tensors: Tensors) -> None:
 class _Assembly:
     """A traced step and the update put together."""
 
-    def __init__(self, recipe: Recipe, size: int, tensors: Tensors, traced: Traced, trains: bool) -> None:
+    def __init__(
+        self, recipe: Recipe, size: int, tensors: Tensors, traced: Traced, vector_bytes: int, *, trains: bool
+    ) -> None:
         self._recipe, self._size, self._tensors = recipe, size, tensors
-        self.traced, self._trains = traced, trains
+        self.traced, self._vector_bytes, self._trains = traced, vector_bytes, trains
         self._real: Type = TYPES[recipe.layout.dtype]
 
     def step(self, turned: frozenset[str] = frozenset()) -> steps.Step:
@@ -141,8 +145,9 @@ class _Assembly:
         self._emptied: list[Map] = []  # what was gathered, once it is used
         self._turned = turned
         self._made = steps.Step(
-            self._real, self._size, trains=self._trains, spans=len(self._recipe.layout.spans)
-        )
+            self._real, self._size, self._vector_bytes, trains=self._trains,
+            spans=len(self._recipe.layout.spans),
+        )  # fmt: skip
         values = {name: self._input(name) for name in self.traced.inputs}
         placeholders = [node.name for node in self.traced.graph.nodes if node.op == "placeholder"]
         given = dict(zip(placeholders, values.values(), strict=True))

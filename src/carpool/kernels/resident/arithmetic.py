@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from string import Template
 
-from carpool.kernels.resident.loops import Type
+from carpool.kernels.resident.loops import SIZES, Type
 from carpool.random import MULTIPLIERS, WEYL
 
 _MEMORY = Template("""\
@@ -54,18 +54,24 @@ INLINE v$t min_v$t(v$t a, v$t b) { return sel_v$t(AS((a < b) | (a != a), vu1), a
 
 _TOGETHER = Template("""\
 INLINE $t h${kind}_$t(v$t x) {
-    for (int h = V / 2; h; h /= 2) for (int i = 0; i < h; ++i) x[i] = $both;
+$halves
     return x[0];
 }
 """)
-_BOTH = {"sum": "x[i] + x[i + h]", "prod": "x[i] * x[i + h]"}
-_BOTH |= {kind: f"{kind}_$t(x[i], x[i + h])" for kind in ("max", "min")}
+_BOTH = {"sum": "x + $other", "prod": "x * $other", "max": "max_v$t(x, $other)", "min": "min_v$t(x, $other)"}
+_LANE: dict[Type, Type] = {"f4": "i4", "f8": "i8", "i8": "i8", "i4": "i4"}
+"""The integer as large as a number of a type."""
 
 _WHOLE = """\
 INLINE i8 floordiv_i8(i8 a, i8 b) { i8 q = b ? a / b : 0; return q - (b && a % b && (a < 0) != (b < 0)); }
 INLINE i8 rem_i8(i8 a, i8 b) { return a - floordiv_i8(a, b) * b; }
 INLINE i8 fmod_i8(i8 a, i8 b) { return b ? a % b : 0; }
 INLINE i8 abs_i8(i8 a) { return a < 0 ? -a : a; }
+/* Compilers compare vectors that are larger than a register number by number, but cut all else in pieces. */
+INLINE vu1 eq_vi8(vi8 a, vi8 b) {
+    const vi8 d = a ^ b;
+    return AS((AS(d, vi4) | AS(d >> 32, vi4)) == 0, vu1);
+}
 INLINE vi8 abs_vi8(vi8 a) { return sel_vi8(AS(a < 0, vu1), -a, a); }
 INLINE i8 at(i8 index, i8 bound, int *bad) {
     *bad |= index < 0 || index >= bound;
@@ -88,10 +94,10 @@ _OWN = ("exp", "log", "log1p", "expm1", "tanh", "erf", "abs")
 
 _SCALAR_UNARY = Template("INLINE $t ${name}_$t($t x) { return $function(x); }\n")
 _SCALAR_BINARY = Template("INLINE $t ${name}_$t($t a, $t b) { return $function(a, b); }\n")
-_LANES_UNARY = Template("""\
+LANES_UNARY = Template("""\
 INLINE v$t ${name}_v$t(v$t x) { for (int i = 0; i < V; ++i) x[i] = ${name}_$t(x[i]); return x; }
 """)
-_LANES_BINARY = Template("""\
+LANES_BINARY = Template("""\
 INLINE v$t ${name}_v$t(v$t a, v$t b) {
     for (int i = 0; i < V; ++i) a[i] = ${name}_$t(a[i], b[i]);
     return a;
@@ -100,16 +106,20 @@ INLINE v$t ${name}_v$t(v$t a, v$t b) {
 
 _ROOT = Template("""\
 INLINE v$t sqrt_v$t(v$t x) {
-#if defined(__AVX__) && !defined(__clang__)
-    return __builtin_ia32_sqrt$instruction(x);
+#if defined($has) && !defined(__clang__)
+    return __builtin_ia32_sqrt$call;
 #else
     for (int i = 0; i < V; ++i) x[i] = __builtin_sqrt$f(x[i]);
     return x;
 #endif
 }
 """)
-_ROOTS: dict[tuple[Type, Type], str] = {("f4", "f4"): "ps256", ("f8", "f4"): "ps", ("f8", "f8"): "pd256"}
-"""The instruction by the weights' type and the vector's."""
+_NOW = "_mask(x, x, -1, 4)"  # all lanes, rounded as everything else
+_ROOTS: dict[tuple[Type, int], tuple[str, str]] = {
+    ("f4", 16): ("ps(x)", "__AVX__"), ("f4", 32): ("ps256(x)", "__AVX__"), ("f8", 32): ("pd256(x)", "__AVX__"),
+    ("f4", 64): ("ps512" + _NOW, "__AVX512F__"), ("f8", 64): ("pd512" + _NOW, "__AVX512F__"),
+}  # fmt: skip
+"""The instruction by the type and the bytes of a vector, and what has it."""
 
 _FLOAT32 = """\
 INLINE vf4 abs_vf4(vf4 x) { return (vf4)((vw)x & 0x7fffffffu); }
@@ -234,42 +244,51 @@ INLINE void draw(f4 *out, i8 count, uint64_t seed, uint64_t step, uint64_t call)
 }
 """)
 
-_MASKS: dict[Type, Type] = {"f4": "i4", "f8": "i8", "i8": "i8", "i4": "i4"}
 
-
-def _texts(real: Type, lanes: int) -> Iterator[str]:
-    """All definitions for programs of weights of this type; each uses only those before it."""
+def _texts(lanes: int) -> Iterator[str]:
+    """All definitions for programs of vectors of so many; each uses only those before it."""
     yield _TRUTH
-    for t, mask in _MASKS.items():
+    for t, mask in _LANE.items():
         yield _MEMORY.substitute(t=t, m=mask, copies=", ".join("x" * lanes)) + _ORDER.substitute(t=t)
         for kind, both in _BOTH.items():
-            yield _TOGETHER.substitute(t=t, kind=kind, both=Template(both).substitute(t=t))
+            yield _TOGETHER.substitute(t=t, kind=kind, halves=_halves(t, both, lanes))
     yield _WHOLE
     for name in ("floordiv", "rem", "fmod"):
-        yield _LANES_BINARY.substitute(t="i8", name=name)
+        yield LANES_BINARY.substitute(t="i8", name=name)
     yield _FLOAT32
-    yield from _floats(real, "f4", "f")
-    yield from _floats(real, "f8", "")
+    yield from _floats("f4", "f", lanes)
+    yield from _floats("f8", "", lanes)
     yield _DRAW.substitute(m0=MULTIPLIERS[0], m1=MULTIPLIERS[1], w0=WEYL[0], w1=WEYL[1])
 
 
-def _floats(real: Type, t: Type, suffix: str) -> Iterator[str]:
+def _halves(t: Type, both: str, lanes: int) -> str:
+    """The lanes of one half with those of the other, until one is left."""
+    lines: list[str] = []
+    while (half := lanes // 2 ** (len(lines) + 1)) > 0:
+        places = ", ".join(str((lane + half) % lanes) for lane in range(lanes))
+        other = f"LANES(x, v{_LANE[t]}, {places})"
+        lines.append(f"    x = {Template(both).substitute(t=t, other=other)};")
+    return "\n".join(lines)
+
+
+def _floats(t: Type, suffix: str, lanes: int) -> Iterator[str]:
+    root = _ROOTS.get((t, lanes * SIZES[t]))
     for name, function in _UNARY.items():
         yield _SCALAR_UNARY.substitute(t=t, name=name, function=function + suffix)
-        if not (t == "f4" and name in _OWN) and not (name == "sqrt" and (real, t) in _ROOTS):
-            yield _LANES_UNARY.substitute(t=t, name=name)
-    if (real, t) in _ROOTS:
-        yield _ROOT.substitute(t=t, f=suffix, instruction=_ROOTS[real, t])
+        if not (t == "f4" and name in _OWN) and not (name == "sqrt" and root):
+            yield LANES_UNARY.substitute(t=t, name=name)
+    if root:
+        yield _ROOT.substitute(t=t, f=suffix, call=root[0], has=root[1])
     for name, function in _BINARY.items():
         yield _SCALAR_BINARY.substitute(t=t, name=name, function=function + suffix)
-        yield _LANES_BINARY.substitute(t=t, name=name)
-    yield _DERIVED.substitute(t=t, f=suffix) + _LANES_BINARY.substitute(t=t, name="rem")
+        yield LANES_BINARY.substitute(t=t, name=name)
+    yield _DERIVED.substitute(t=t, f=suffix) + LANES_BINARY.substitute(t=t, name="rem")
 
 
 @cache
-def definitions(real: Type, lanes: int) -> dict[str, str]:
+def definitions(lanes: int) -> dict[str, str]:
     """The C of each function, by its name."""
-    parts = re.split(r"^(?=INLINE|/\*)", "".join(_texts(real, lanes)), flags=re.MULTILINE)
+    parts = re.split(r"^(?=INLINE|/\*)", "".join(_texts(lanes)), flags=re.MULTILINE)
     found: dict[str, str] = {}
     remark = ""
     for part in parts:

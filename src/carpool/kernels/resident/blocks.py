@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
 from carpool.kernels.resident.elements import Lanes, Scope, Text, at
 from carpool.kernels.resident.loops import Product
 from carpool.kernels.resident.spaces import fits_lanes
 
-_ROWS, _VECTORS = 4, 2  # of 16 registers: 8 sums, 2 of the right, 1 of the left
+SUMS = {32: 8, 64: 16}
+"""Vectors of sums in registers, by the bytes of one: of 16 registers, and of the 32 that AVX-512 has.
+
+Fewer than eight would wait for one another: a sum takes four cycles, and two are begun in each.
+"""
 _PART = 256  # of a depth: longer sums are added up in parts, as errors grow with how many follow one another
 
 
 class Blocks:
     """A product, block after block of rows and of vectors of columns."""
 
-    def __init__(self, text: Text, product: Product, lanes: int) -> None:
-        self.text, self.product, self.lanes = text, product, lanes
+    def __init__(self, text: Text, product: Product, lanes: int, sums: int) -> None:
+        self.text, self.product, self.lanes, self.most = text, product, lanes, sums
         self.batch = [f"i{dim}" for dim in range(len(product.batch))]
 
     def print(self) -> None:
         text, product = self.text, self.product
         for name, size in zip(self.batch, product.batch, strict=True):
             text.begin(f"for (i8 {name} = 0; {name} < {size}; ++{name})")
-        block = _VECTORS * self.lanes
+        vectors = isqrt(self.most)
+        block = vectors * self.lanes
         whole = product.columns - product.columns % block
         if whole:
             text.begin(f"for (i8 j = 0; j < {whole}; j += {block})")
-            self._rows([self.lanes] * _VECTORS)
+            self._rows([self.lanes] * vectors)
             text.end()
         if rest := product.columns - whole:
             text.begin("")
@@ -38,10 +45,11 @@ class Blocks:
     def _rows(self, counts: list[int]) -> None:
         """All rows of as many vectors as there are counts; so many lanes of each are kept."""
         text, rows = self.text, self.product.rows
-        whole, rest = rows - rows % _ROWS, rows % _ROWS
+        each = _even(rows, self.most // len(counts))
+        whole, rest = rows - rows % each, rows % each
         if whole:
-            text.begin(f"for (i8 i = 0; i < {whole}; i += {_ROWS})")
-            self._block(counts, _ROWS)
+            text.begin(f"for (i8 i = 0; i < {whole}; i += {each})")
+            self._block(counts, each)
             text.end()
         if rest:
             text.begin("")
@@ -107,3 +115,12 @@ class Blocks:
         if not together:
             text.end()
         text.end()
+
+
+def _even(rows: int, most: int) -> int:
+    """How many rows a block has, so that blocks are few and much alike.
+
+    >>> _even(32, 8), _even(10, 8), _even(3, 8)
+    (8, 5, 3)
+    """
+    return -(-rows // -(-rows // most))

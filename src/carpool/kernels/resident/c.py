@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
-from carpool.kernels.resident.blocks import Blocks
+from carpool.kernels.resident.blocks import SUMS, Blocks
 from carpool.kernels.resident.elements import Lanes, Scope, Text, at
 from carpool.kernels.resident.hoist import hoisted
 from carpool.kernels.resident.loops import (
+    LARGEST,
     SIZES,
     Acc,
     Array,
@@ -35,11 +36,10 @@ _COMBINED = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max_{t}({0}, {1})"
 
 
 class Printer:
-    """Prints statements for weights of one type."""
+    """Prints statements for weights of one type, in vectors of so many bytes."""
 
-    def __init__(self, real: Type) -> None:
-        self.real = real
-        self.lanes = 32 // SIZES[real]
+    def __init__(self, real: Type, vector_bytes: int) -> None:
+        self.real, self.lanes, self.sums = real, vector_bytes // SIZES[real], SUMS[vector_bytes]
 
     def function(self, name: str, statement: Statement) -> str:
         """A statement as a function of C."""
@@ -155,8 +155,10 @@ class Printer:
             for name, size in zip(inner, over, strict=True):
                 text.begin(f"for (i8 {name} = 0; {name} < {size}; ++{name})")
             found = Scope(text, [*names, *inner], Lanes(0, self.lanes)).value(value)
-            text.add(f"if (acc < 0 || {found} {sign} best || ({found} != {found} && best == best))")
-            text.add(f"    best = {found}, acc = n;")
+            # No branches: nobody can guess which is the best.
+            is_nan = f"(({found} != {found}) & (best == best))"
+            text.add(f"const int is_better = (acc < 0) | ({found} {sign} best) | {is_nan};")
+            text.add(f"best = is_better ? {found} : best, acc = is_better ? n : acc;")
             text.add("++n;")
             for _ in inner:
                 text.end()
@@ -195,7 +197,7 @@ class Printer:
         """Lanes of one result, put together at the end."""
         type = value.type
 
-        def body(names: list[str]) -> None:
+        def result(names: list[str]) -> str:
             count = prod(over) // self.lanes
             sums = _Accumulator(text, kind, type, "sums", count, is_vector=True)
             sums.begin()
@@ -213,17 +215,39 @@ class Printer:
             for _ in loops:
                 text.end()
             sums.finish()
-            text.add(f"const {type} acc = h{kind}_{type}(sums);")
-            scope = Scope(text, names, Lanes(0, self.lanes))
+            return f"h{kind}_{type}(sums)"
+
+        self._results(text, type, kept, outs, result)
+
+    def _results(
+        self, text: Text, type: Type, kept: Shape, outs: Sequence[Out], result: Callable[[list[str]], str]
+    ) -> None:
+        """One result after another; what is computed of them is computed of a vector of them."""
+
+        def single(names: list[str]) -> None:
+            text.add(f"const {type} acc = {result(names)};")
+            Scope(text, names, Lanes(0, self.lanes)).store(outs, "acc")
+
+        def several(scope: Scope) -> None:
+            text.add(f"{type} found[V] = {{0}};")
+            text.begin(f"for (i8 lane = 0; lane < {scope.lanes.count}; ++lane)")
+            text.add(f"const i8 own = {scope.indices[-1]} + lane;")
+            text.add(f"found[lane] = {result([*scope.indices[:-1], 'own'])};")
+            text.end()
+            text.add(f"const v{type} acc = ld_{type}(found);")
             scope.store(outs, "acc")
 
-        self._loops(text, kept, body)
+        values = [out.value for out in outs]
+        if kept and kept[-1] > 1 and fits_lanes(values) and not all(isinstance(one, Acc) for one in values):
+            self._loops(text, kept[:-1], lambda names: self._by_lanes(text, names, kept[-1], several))
+        else:
+            self._loops(text, kept, single)
 
     # The rest
 
     def _product(self, text: Text, statement: Statement) -> None:
         assert isinstance(statement, Product)
-        Blocks(text, statement, self.lanes).print()
+        Blocks(text, statement, self.lanes, self.sums).print()
 
     def _scatter(self, text: Text, statement: Statement) -> None:
         assert isinstance(statement, Scatter)
@@ -321,11 +345,11 @@ def _identity(kind: str, type: Type) -> str:
     return _IDENTITY[kind]
 
 
-def memory(arrays: Sequence[Array]) -> tuple[Mapping[str, int], int]:
-    """Where each array begins, in bytes, and what all take: behind each there is room for a vector."""
+def memory(arrays: Sequence[Array], lanes: int) -> tuple[Mapping[str, int], int]:
+    """Where each array begins, in bytes, and what all take: behind each is room for any vector."""
     places: dict[str, int] = {}
     end = 0
     for array in arrays:
         places[array.name] = end
-        end += -(-(array.size * SIZES[array.type]) // 64) * 64 + 64
+        end += -(-(array.size * SIZES[array.type]) // 64) * 64 + lanes * LARGEST
     return places, end

@@ -167,6 +167,8 @@ class Scope:
             return f"AS({big}, vu1)" if vector else big
         if name in COMPARED and own == "u1" and vector:
             return f"AS({args[0]} {_INFIX[name]} {args[1]}, vu1)"
+        if name in ("eq", "ne") and own == "i8" and vector:
+            return f"{'~' if name == 'ne' else ''}eq_vi8({args[0]}, {args[1]})"
         if name in _INFIX and not (name == "div" and own in ("i8", "i4")):
             text = f"{args[0]} {_INFIX[name]} {args[1]}"
             return f"AS({text}, vu1)" if name in COMPARED and vector else text

@@ -16,6 +16,7 @@ from typing import Literal
 Type = Literal["f4", "f8", "i8", "i4", "u1"]
 """Of an element: floating point, integer, or truth, by its bytes."""
 SIZES: dict[Type, int] = {"f4": 4, "f8": 8, "i8": 8, "i4": 4, "u1": 1}
+LARGEST = max(SIZES.values())
 Shape = tuple[int, ...]
 
 

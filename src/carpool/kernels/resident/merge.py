@@ -245,20 +245,20 @@ def _into_reduce(before: Map, out: Out, after: Reduce) -> Reduce | None:
 # Products
 
 
-def oriented(product: Product) -> Product | None:
+def oriented(product: Product, lanes: int) -> Product | None:
     """The product so that columns lie side by side in its right operand, and best in its outs; or None."""
     ways = [way for way in (product, exchanged(product)) if way.right.strides[-1] == 1 or way.columns == 1]
-    return min(ways, key=_awkward, default=None)
+    return min(ways, key=lambda way: _awkward(way, lanes), default=None)
 
 
-def _awkward(product: Product) -> tuple[int, float]:
+def _awkward(product: Product, lanes: int) -> tuple[int, float]:
     """How many loads and stores do not lie side by side, and the share of lanes that compute for nothing."""
     strides = [out.place.strides for out in product.outs]
     strides += [
         expr.place.strides for expr in nodes(*(out.value for out in product.outs)) if isinstance(expr, Load)
     ]
-    lanes = -(-product.columns // 8) * 8
-    return sum(own[-1] not in (0, 1) for own in strides), lanes / product.columns
+    taken = -(-product.columns // lanes) * lanes
+    return sum(own[-1] not in (0, 1) for own in strides), taken / product.columns
 
 
 def exchanged(product: Product) -> Product:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from carpool.kernels.resident.loops import Array, Statement, Type
+from carpool.kernels.resident.loops import SIZES, Array, Statement, Type
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Step:
 
     real: Type
     size: int
+    vector_bytes: int
     homes: list[Home] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     numbers: list[Number] = field(default_factory=list)
@@ -68,6 +69,11 @@ class Step:
     trains: bool = True
     spans: int = 0
     tensors: list[str] = field(default_factory=list)
+
+    @property
+    def lanes(self) -> int:
+        """Of a vector of the weights' type."""
+        return self.vector_bytes // SIZES[self.real]
 
 
 PARTS = ("body", "commit", "when_due", "when_not")

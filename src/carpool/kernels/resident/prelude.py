@@ -1,6 +1,6 @@
 """The C that a program begins with: types, vectors, and those functions of elements that it uses.
 
-Vectors are the compiler's own (GCC and clang), 32 bytes of the weights' type.
+Vectors are the compiler's own (GCC and clang), so many bytes of the weights' type.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ typedef vi8 li8 LOOSE(i8);
 typedef vi4 li4 LOOSE(i4);
 typedef vbytes lbytes LOOSE(u1);
 #define AS(x, t) __builtin_convertvector(x, t)
+#ifdef __clang__
+#define LANES(x, t, ...) __builtin_shufflevector(x, x, __VA_ARGS__)
+#else
+#define LANES(x, t, ...) __builtin_shuffle(x, (t){__VA_ARGS__})
+#endif
 
 """)
 
@@ -53,10 +58,10 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 _CALL = re.compile(r"\b([a-z]\w*?)_v?(f4|f8|i8|i4|u1)(?=\()")
 
 
-def prelude(real: Type, program: str) -> str:
+def prelude(real: Type, vector_bytes: int, program: str) -> str:
     """The beginning of a program of weights of this type. Raises Refused where a function is not there."""
-    lanes = 32 // SIZES[real]
-    known = definitions(real, lanes)
+    lanes = vector_bytes // SIZES[real]
+    known = definitions(lanes)
     for call in _CALL.finditer(program):
         if call[0] not in known:
             raise Refused(f"no {call[1]} of {call[2]}")

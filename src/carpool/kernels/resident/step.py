@@ -26,8 +26,8 @@ def program(step: Step) -> tuple[str, list[str], int]:
     ]))  # fmt: skip
     parts = {"body": step.body, "commit": step.commit, "due": step.when_due, "not_due": step.when_not}
     arrays = _arrays(step)
-    places, size = memory(arrays)
-    printer = Printer(step.real)
+    places, size = memory(arrays, step.lanes)
+    printer = Printer(step.real, step.vector_bytes)
     lines = [TENSORS, ROW]
     lines += [f"#define P_{a.name} (({a.type} *)(A + {places[a.name]}))" for a in arrays]
     lines.append("enum {\n" + "".join(f"    T_{plain(name)},\n" for name in names) + "};")
@@ -40,7 +40,7 @@ def program(step: Step) -> tuple[str, list[str], int]:
             calls[kind].append(f"{name}(A, &bad);")
     lines.append(member(step, calls))
     text = "\n".join([*lines, ""])
-    return prelude(step.real, text) + text, names, size
+    return prelude(step.real, step.vector_bytes, text) + text, names, size
 
 
 def _arrays(step: Step) -> list[Array]:

@@ -8,7 +8,6 @@ from math import prod
 
 from carpool.kernels.resident.builder import Builder, Refused
 from carpool.kernels.resident.loops import (
-    SIZES,
     Array,
     Load,
     Map,
@@ -32,7 +31,7 @@ def turn(step: Step) -> None:
     for part in PARTS:
         made: list[Statement] = []
         for statement in getattr(step, part):
-            if isinstance(statement, Product) and oriented(statement) is None:
+            if isinstance(statement, Product) and oriented(statement, step.lanes) is None:
                 array = statement.right.array
                 shape = (statement.depth, statement.columns)
                 home = _home(step, array) if _is_matrix(statement) else None
@@ -56,10 +55,10 @@ def turn(step: Step) -> None:
             made.append(statement)
         setattr(step, part, made)
     for part in PARTS:
-        setattr(step, part, [_final(statement, twins) for statement in getattr(step, part)])
+        setattr(step, part, [_final(statement, twins, step.lanes) for statement in getattr(step, part)])
 
 
-def _final(statement: Statement, twins: Mapping[Array, Array]) -> Statement:
+def _final(statement: Statement, twins: Mapping[Array, Array], lanes: int) -> Statement:
     """With twins written beside what they are twins of, and products the way round that suits them."""
     if isinstance(statement, Map | Product | Reduce):
         space = statement.space[: statement.kept] if isinstance(statement, Reduce) else statement.space
@@ -70,7 +69,7 @@ def _final(statement: Statement, twins: Mapping[Array, Array]) -> Statement:
         ]
         statement = replace(statement, outs=(*statement.outs, *copies))
     if isinstance(statement, Product):
-        way = oriented(statement)
+        way = oriented(statement, lanes)
         assert way is not None
         return way
     return statement
@@ -123,12 +122,12 @@ def turned(step: Step) -> frozenset[str]:
     for statement in merged([*step.body, *step.commit, *step.when_due, *step.when_not], _shown(step)):
         if not isinstance(statement, Product):
             continue
-        if _is_matrix(statement) and oriented(statement) is None:
+        if _is_matrix(statement) and oriented(statement, step.lanes) is None:
             if statement.columns != statement.right.array.shape[0]:
                 continue
             wants.setdefault(statement.right.array.name, set()).add(True)
             sizes[statement.right.array.name] = (statement.columns, statement.depth)
-        elif (way := oriented(statement)) is not None and way.right.array.kept:
+        elif (way := oriented(statement, step.lanes)) is not None and way.right.array.kept:
             wants.setdefault(way.right.array.name, set()).add(False)
     return frozenset(
         name
@@ -139,8 +138,7 @@ def turned(step: Step) -> frozenset[str]:
 
 def _waste(size: int, step: Step) -> float:
     """How many lanes a row of this size takes, beside how many it needs."""
-    lanes = 32 // SIZES[step.real]
-    return -(-size // lanes) * lanes / size
+    return -(-size // step.lanes) * step.lanes / size
 
 
 def _shown(step: Step) -> set[Array]:
