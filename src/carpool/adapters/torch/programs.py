@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,19 @@ Tensors = dict[str, Tensor]
 
 FEWEST_LAUNCHES = 32
 """For fewer it is not worth timing one to know whether compiling pays."""
+
+_REMEMBERED = 256
+
+
+class _Pace(NamedTuple):
+    """What a step takes, as it was traced (None where nobody asked) and as machine code."""
+
+    traced_s: float | None
+    resident_s: float
+
+
+_paces: OrderedDict[Hashable, _Pace] = OrderedDict()
+"""What was measured in this process: timing a stack of hundreds of members takes as long as hundreds of its steps."""
 
 
 class Programs:
@@ -103,6 +117,8 @@ class Programs:
             return
         if program.compiled or launches() < FEWEST_LAUNCHES:
             return
+        if code is not None and self._was_faster(program, code):
+            return
         try:
             launch_s = shortest(program.launch_s)
         except BaseException as error:
@@ -123,29 +139,50 @@ class Programs:
     def _follows(self, program: Program, code: Code) -> bool:
         """A step beside others that are machine code is that too: so an epoch is one launch."""
         try:
-            program.resident = program.made_resident(code, self._threads)
+            program.resident = self._made(program, code)
         except (Refused, NoMachineCode) as error:
             _tell(error)
             return False
         return True
 
+    def _made(self, program: Program, code: Code) -> Resident:
+        """The machine code, timed once in a process. Raises what making it raises."""
+        key = self._pace_key(program)
+        known = _paces.get(key)
+        made = program.made_resident(code, self._threads, known.resident_s if known else 0.0)
+        _remember(key, known or _Pace(None, made.step_s))
+        return made
+
+    def _pace_key(self, program: Program) -> Hashable:
+        """What decides how fast a step runs, beside who else is on the machine."""
+        return program.key, self._panels, self._threads()
+
+    def _was_faster(self, program: Program, code: Code) -> bool:
+        """Keeps the machine code without timing it, if this process has made it and seen it to be faster."""
+        known = _paces.get(self._pace_key(program))
+        if known is None or known.traced_s is None or known.traced_s <= known.resident_s:
+            return False
+        return self._follows(program, code)
+
     def _is_faster(self, program: Program, code: Code) -> bool:
         """Makes the machine code, and keeps it if it runs faster than the step as it was traced."""
         traced = program.launch_s
         try:
-            resident = program.made_resident(code, self._threads)
+            resident = self._made(program, code)
         except (Refused, NoMachineCode) as error:
             _tell(error)
             return False
-        seconds = measured([traced, resident.launch_s]).seconds
-        program.resident = resident if seconds[1] < seconds[0] else None
+        found = measured([traced, resident.launch_s])
+        if found.agrees:
+            _remember(self._pace_key(program), _Pace(*found.seconds))
+        program.resident = resident if found.seconds[1] < found.seconds[0] else None
         return program.resident is not None
 
     def _force(self, program: Program, code: Code | None) -> None:
         if code is None:
             raise _no_code(f"steps on {self._device}")
         try:
-            program.resident = program.made_resident(code, self._threads)
+            program.resident = self._made(program, code)
         except (Refused, NoMachineCode) as error:
             raise _no_code(str(error)) from error
 
@@ -188,6 +225,13 @@ class Programs:
         if not any(made):
             return ""
         return f"resident: machine code, made in {seconds:.1f} s" if seconds else "resident: machine code"
+
+
+def _remember(key: Hashable, pace: _Pace) -> None:
+    _paces[key] = pace
+    _paces.move_to_end(key)
+    while len(_paces) > _REMEMBERED:
+        _paces.popitem(last=False)
 
 
 _told: set[Compiler] = set()
