@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
-from carpool import ambient
 from carpool.adapters.named import imported
 from carpool.adapters.torch.precision import computing_in
 from carpool.arguments import missing
@@ -144,14 +143,13 @@ class Built:
 
 
 def build_model(job: Job) -> nn.Module:
-    """The model itself, or what its factory makes under the job's seed."""
+    """The model itself, or what its factory makes; for whoever is inside the job's seed."""
     made = job.model
     if isinstance(made, str):
         made = imported(made)
     if not isinstance(made, nn.Module):
         _check_complete(job, "a function of nothing that makes a model", made)
-        with ambient.seeded(job.seed):
-            made = made()
+        made = made()
     if not isinstance(made, nn.Module):
         raise ModelError(
             f"Job {job.name!r}: "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.fx import GraphModule, Node
@@ -21,6 +22,9 @@ _ELEMENT_US = 1 / 2e3  # of anything else, by one core
 _OPERATION_US = 5.0  # to begin an operation
 _SHARING_US = 20.0  # to hand an operation's parts out and to wait for all of them
 _WORTH = 1.25  # how many times faster several threads must be
+
+_costs_us: WeakKeyDictionary[GraphModule, list[float]] = WeakKeyDictionary()
+"""Of each operation of traced steps that are remembered."""
 
 
 class Threads:
@@ -64,7 +68,10 @@ class Threads:
 
 def chosen(traced: GraphModule, most: int) -> Threads:
     """All of them or one, by what the operations of a traced step compute: the same choice on every run."""
-    costs = [_cost_us(node) for node in traced.graph.nodes if node.op == "call_function"]
+    costs = _costs_us.get(traced)
+    if costs is None:
+        costs = [_cost_us(node) for node in traced.graph.nodes if node.op == "call_function"]
+        _costs_us[traced] = costs
     return Threads(0 if worth_sharing(costs, most) else 1)
 
 
