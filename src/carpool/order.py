@@ -26,19 +26,20 @@ _MOST_LENGTH = 1 << 31
 _SOURCE = f"""
 #include <stdint.h>
 
-static inline uint64_t key_of(uint64_t c0, uint64_t seed, uint64_t epoch) {{
-    const uint64_t mask = {MASK}ull;
-    uint64_t c1 = {ORDER_CALL}ull, c2 = epoch & mask, c3 = epoch >> 32, k0 = seed & mask, k1 = seed >> 32;
+/* In words of 32 bits: of their products a compiler makes vectors. */
+static inline uint64_t key_of(uint32_t c0, uint64_t seed, uint64_t epoch) {{
+    uint32_t c1 = {ORDER_CALL}u, c2 = (uint32_t)epoch, c3 = (uint32_t)(epoch >> 32);
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; ++round) {{
-        uint64_t p0 = {MULTIPLIERS[0]}ull * c0, p1 = {MULTIPLIERS[1]}ull * c2;
-        c0 = (p1 >> 32) ^ c1 ^ k0;
-        c1 = p1 & mask;
-        c2 = (p0 >> 32) ^ c3 ^ k1;
-        c3 = p0 & mask;
-        k0 = (k0 + {WEYL[0]}ull) & mask;
-        k1 = (k1 + {WEYL[1]}ull) & mask;
+        const uint64_t p0 = (uint64_t){MULTIPLIERS[0]}u * c0, p1 = (uint64_t){MULTIPLIERS[1]}u * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)p0;
+        k0 += {WEYL[0]}u;
+        k1 += {WEYL[1]}u;
     }}
-    return c0 << 31 | c1 >> 1;
+    return (uint64_t)c0 << 31 | c1 >> 1;
 }}
 
 /* Rows of orders, in 2 ** bits buckets; key and end are room for one row. */
@@ -48,7 +49,7 @@ void order(const uint64_t *seeds, const uint64_t *epochs, int64_t rows, int64_t 
     const int shift = 63 - bits;
     for (int64_t row = 0; row < rows; ++row, out += length) {{
         const uint64_t seed = seeds[row], epoch = epochs[row];
-        for (int64_t i = 0; i < length; ++i) key[i] = key_of((uint64_t)i, seed, epoch);
+        for (int64_t i = 0; i < length; ++i) key[i] = key_of((uint32_t)i, seed, epoch);
 
         for (int64_t b = 0; b < buckets; ++b) end[b] = 0;
         for (int64_t i = 0; i < length; ++i) ++end[key[i] >> shift];
