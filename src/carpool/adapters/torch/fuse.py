@@ -297,7 +297,8 @@ class TorchFuser(Fuser):
         if self._device() != "cpu" or most == 1:
             return Threads()
         try:
-            return chosen(self._traced(known, width)[0], most)
+            traced, tensors = self._traced(known, width)
+            return chosen(traced, most, len(tensors["weights"]))
         except Exception:  # what cannot be traced is told at the first step
             return Threads()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -449,7 +449,8 @@ class StackedSession(FusedSession):
             raise StepFailure([stood], raised.errors) from raised
 
     def _verifier(self) -> Verifier:
-        return Verifier(self._recipe, self._tensors, self._feed, self._train_program)
+        alone = self._threads.of_one if self._device == "cpu" else nullcontext
+        return Verifier(self._recipe, self._tensors, self._feed, self._train_program, alone)
 
     def trial(self, chunk: Chunk) -> Trial | None:
         key = self._threads.outside(lambda: pace_key(self._first, self._members(), self._device))

@@ -30,8 +30,9 @@ _costs_us: WeakKeyDictionary[GraphModule, list[float]] = WeakKeyDictionary()
 class Threads:
     """The threads that torch has inside a session's turns; outside it has as many as before. 0: as many as ever."""
 
-    def __init__(self, count: int = 0) -> None:
-        self.count = count
+    def __init__(self, count: int = 0, alone: int = 0) -> None:
+        """`alone` are those of a member's step by itself."""
+        self.count, self.alone = count, alone
         self._others = torch.get_num_threads()
 
     @contextmanager
@@ -43,6 +44,17 @@ class Threads:
             yield
         finally:
             torch.set_num_threads(self._others)
+
+    @contextmanager
+    def of_one(self) -> Iterator[None]:
+        """Inside, the threads of a member's step by itself."""
+        own = torch.get_num_threads()
+        if self.alone:
+            torch.set_num_threads(self.alone)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(own)
 
     def outside(self, function: Callable[[], T]) -> T:
         """Calls a function with the threads that torch has outside, from inside a turn."""
@@ -66,13 +78,14 @@ class Threads:
         return f"on one of {self._others} threads, as its operations are too small to be shared out"
 
 
-def chosen(traced: GraphModule, most: int) -> Threads:
-    """All of them or one, by what the operations of a traced step compute: the same choice on every run."""
+def chosen(traced: GraphModule, most: int, rows: int = 1) -> Threads:
+    """All of them or one, by what the operations of a traced step of so many rows compute: the same choice on every run."""
     costs = _costs_us.get(traced)
     if costs is None:
         costs = [_cost_us(node) for node in traced.graph.nodes if node.op == "call_function"]
         _costs_us[traced] = costs
-    return Threads(0 if worth_sharing(costs, most) else 1)
+    each = [cost / rows for cost in costs]
+    return Threads(*(0 if worth_sharing(us, most) else 1 for us in (costs, each)))
 
 
 def worth_sharing(costs_us: list[float], threads: int) -> bool:
