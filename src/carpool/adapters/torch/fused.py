@@ -154,7 +154,9 @@ class StackedSession(FusedSession):
                 self._programs.begin(self._validation.kind, size, self._validation.tensors, self._recipe)
 
     def turn(self) -> AbstractContextManager[object]:
-        return self._threads.inside() if self._device == "cpu" else self._stream.turn()
+        if self._device != "cpu":
+            return self._stream.turn()
+        return self._threads.inside(beside=self._epochs is not None)
 
     # Opening
 

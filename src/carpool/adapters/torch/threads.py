@@ -36,10 +36,11 @@ class Threads:
         self._others = torch.get_num_threads()
 
     @contextmanager
-    def inside(self) -> Iterator[None]:
+    def inside(self, beside: bool = False) -> Iterator[None]:
+        """`beside` launches that keep every core busy: whoever shares an operation out would wait for a core."""
         self._others = torch.get_num_threads()
-        if self.count:
-            torch.set_num_threads(self.count)
+        if count := 1 if beside else self.count:
+            torch.set_num_threads(count)
         try:
             yield
         finally:
