@@ -200,11 +200,11 @@ class TorchFuser(Fuser):
         panels = panels or panels_of(first, recipe, width, device)
         key = ("train", (first.signature, recipe.sharing), size)
         shape = (key, panels, device, asked.shapes, asked.longest, flags())
-        part = _empty.get(shape)
-        if part is None:
-            part = _empty[shape] = _empty_part(first, asked, panels, device)
-            while len(_empty) > _REMEMBERED:
-                _empty.popitem(last=False)
+        part = _empty.pop(shape, None) or _empty_part(first, asked, panels, device)
+        if not recipe.shared:  # nothing is kept of tensors that are the user's own
+            _empty[shape] = part
+        while len(_empty) > _REMEMBERED:
+            _empty.popitem(last=False)
         return trace_only(train_step(recipe, size), part, key), part
 
     def footprint(self, jobs: Sequence[Job]) -> Footprint | None:

@@ -87,9 +87,9 @@ class Probe:
 
 def remembered(key: Hashable) -> Probe | None:
     """What an earlier run has kept under this key."""
-    found = _memory.get(key)
+    found = _memory.pop(key, None)
     if found is not None:
-        _memory.move_to_end(key)
+        _memory[key] = found
     return found
 
 
@@ -101,8 +101,8 @@ def remember(key: Hashable, shown: Probe) -> None:
     if shown.failure is not None or "idle" not in vars(shown):
         return
     idle = shown.idle
+    _memory.pop(key, None)
     _memory[key] = replace(shown, reach=lambda: idle)
-    _memory.move_to_end(key)
     while len(_memory) > _REMEMBERED:
         _memory.popitem(last=False)
 

@@ -229,8 +229,8 @@ class Programs:
 
 
 def _remember(key: Hashable, pace: _Pace) -> None:
+    _paces.pop(key, None)
     _paces[key] = pace
-    _paces.move_to_end(key)
     while len(_paces) > _REMEMBERED:
         _paces.popitem(last=False)
 
