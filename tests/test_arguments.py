@@ -452,7 +452,7 @@ class Takes:
     [
         (partial(Takes, lr=0.1), None),
         (partial(Takes, lr=0.2, decay=1.0), None),
-        (partial(Takes, **{"lr": 0.2, "decays": 1.0}), None),  # calling it says so
+        (partial(Takes, lr=0.2, decays=1.0), None),  # type: ignore[call-arg]  # calling it says so
         (partial(Takes), ["lr"]),
         (partial(Takes, [], 0.1), []),
         (partial(Takes, params=[], lr=0.1), []),
