@@ -190,6 +190,9 @@ def test_threads_of_one_member_and_beside_launches_are_put_back():
             assert torch.get_num_threads() == 2
         with threads.inside(beside=True):
             assert (torch.get_num_threads(), threads.most) == (1, 2)
+            with threads.settled():
+                assert torch.get_num_threads() == 2
+            assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

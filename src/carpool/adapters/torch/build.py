@@ -143,11 +143,13 @@ class Built:
         return signed_seed(self.job.seed)
 
 
-def build_model(job: Job) -> nn.Module:
+def model_or_factory(job: Job) -> Any:
+    """What the job names, which may have to be imported."""
+    return imported(job.model) if isinstance(job.model, str) else job.model
+
+
+def build_model(job: Job, made: Any) -> nn.Module:
     """The model itself, or what its factory makes; for whoever is inside the job's seed."""
-    made = job.model
-    if isinstance(made, str):
-        made = imported(made)
     if not isinstance(made, nn.Module):
         _check_complete(job, "a function of nothing that makes a model", made)
         made = made()

@@ -158,6 +158,10 @@ class StackedSession(FusedSession):
             return self._stream.turn()
         return self._threads.inside(beside=self._epochs is not None)
 
+    def _settled(self) -> AbstractContextManager[object]:
+        """While an operation after another runs, and no launch beside them."""
+        return self._threads.settled() if self._epochs is not None else nullcontext()
+
     # Opening
 
     def _allocated(self, known: Sequence[Known]) -> Tensors:
@@ -228,9 +232,10 @@ class StackedSession(FusedSession):
             raise StepFailure([self._ticket(chunk.shortened(0), ahead)], ahead.errors)
         clock, program = Clock(self._device), None
         try:
-            program = self._train_program(chunk.size)
-            clock = Clock(self._device)  # preparing a step is not part of running it
-            program.run(chunk.steps)
+            with self._settled():
+                program = self._train_program(chunk.size)
+                clock = Clock(self._device)  # preparing a step is not part of running it
+                program.run(chunk.steps)
         except BaseException as error:
             failure(error)
             if is_full(error):
@@ -415,7 +420,8 @@ class StackedSession(FusedSession):
                 return ready
         self._settle()
         try:
-            return self._validation.begin(rows, self._first.course.batch_size, self._program)
+            with self._settled():
+                return self._validation.begin(rows, self._first.course.batch_size, self._program)
         except Exception as error:
             raise (DeviceFull((), error) if is_full(error) else error) from error
 

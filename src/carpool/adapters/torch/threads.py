@@ -47,6 +47,16 @@ class Threads:
             torch.set_num_threads(self._others)
 
     @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Inside a turn beside launches, once they are through: as many as without them."""
+        own = torch.get_num_threads()
+        torch.set_num_threads(self.count or self._others)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(own)
+
+    @contextmanager
     def of_one(self) -> Iterator[None]:
         """Inside, the threads of a member's step by itself."""
         own = torch.get_num_threads()

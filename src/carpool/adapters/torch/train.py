@@ -16,7 +16,7 @@ from carpool.adapters.place import Place
 from carpool.adapters.torch import full, lightning, saved
 from carpool.adapters.torch.absorb import absorb_into, on_host
 from carpool.adapters.torch.behaviour import behaviour, job_signature
-from carpool.adapters.torch.build import Arrays, Built, LivePhase, build_data, build_model
+from carpool.adapters.torch.build import Arrays, Built, LivePhase, build_data, build_model, model_or_factory
 from carpool.adapters.torch.fuse import Known, TorchFuser
 from carpool.adapters.torch.hold import hold_of
 from carpool.adapters.torch.keep import Kept
@@ -116,8 +116,9 @@ class TorchAdapter(Adapter):
         return self._probes[signature]
 
     def _build(self, job: Job) -> Built:
+        made = model_or_factory(job)
         with ambient.seeded(job.seed):
-            model = build_model(job)
+            model = build_model(job, made)
             self._own_parts(job, model)
             ambient.reseed(job.seed)  # an optimizer draws nothing else because a model drew before it
             phases = build_phases(job, model)
