@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import carpool
-from carpool.arguments import Arguments
+from carpool.arguments import Arguments, missing
 from carpool.data import Queue, Reader
 from carpool.errors import CarpoolError
 
@@ -440,3 +440,27 @@ def test_an_axis_is_one_that_the_function_takes():
         CarpoolError, match=r"every axis that of_rate\(learning_rate, width\) needs. Received: none for"
     ):
         carpool.grid(of_rate, width=[1, 2])
+
+
+class Takes:
+    def __init__(self, params: Any, lr: float, *, decay: float = 0.0) -> None:
+        self.given = params, lr, decay
+
+
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [
+        (partial(Takes, lr=0.1), None),
+        (partial(Takes, lr=0.2, decay=1.0), None),
+        (partial(Takes, lr=0.2, decays=1.0), None),  # type: ignore[call-arg]  # calling it says so
+        (partial(Takes), ["lr"]),
+        (partial(Takes, [], 0.1), []),
+        (partial(Takes, params=[], lr=0.1), []),
+        (partial(partial(Takes, decay=1.0), lr=0.1), None),
+        (partial(lambda params, lr: 0), ["lr"]),
+        (partial(print), None),
+    ],
+)
+def test_a_partial_function_wants_what_the_whole_one_does(function: Any, wanted: list[str] | None):
+    for _ in range(2):
+        assert missing(function, [1]) == wanted

@@ -176,3 +176,31 @@ def test_models_that_hold_themselves_are_found_before_they_are_thousands():
                 alive.update(made)
             del made
         assert len(alive) <= 3000
+
+
+def test_models_that_are_gone_are_not_looked_for(monkeypatch: pytest.MonkeyPatch):
+    looked: list[int] = []
+    collected = gc.collect
+    collected()
+
+    def collect(generation: int = 2) -> int:
+        looked.append(generation)
+        return collected(generation)
+
+    monkeypatch.setattr(gc, "collect", collect)
+    for _ in range(6):
+        with collector.set_aside(1000) as told, collector.put_off():
+            models = [(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)) for _ in range(1000)]
+            told(models)
+        del models
+    assert looked[1:] == [1] * 5, "what was set aside before this test may have been due"
+
+
+@pytest.mark.parametrize("kind", [Own, Ring, dict])
+def test_models_that_are_not_gone_are_looked_for(kind: type, monkeypatch: pytest.MonkeyPatch):
+    looked: list[int] = []
+    monkeypatch.setattr(gc, "collect", lambda generation=2: looked.append(generation))
+    for _ in range(6):
+        with collector.set_aside(1000) as told, collector.put_off():
+            told((torch.nn.Linear(1, 1), kind()) for _ in range(1000))
+    assert looked.count(2) >= 2

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 from carpool.errors import CarpoolError, OptionError, meant, sentence, shown
@@ -158,6 +159,9 @@ def missing(function: Any, *arguments: Any) -> list[str] | None:
     >>> missing(lambda optimizer, step_size, gamma=0.1: 0, "optimizer"), missing(print), missing(lambda: 0, 1)
     (['step_size'], None, [])
     """
+    form = _form(function)
+    if form is not None and _takes(*form, len(arguments)):
+        return None
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -168,6 +172,24 @@ def missing(function: Any, *arguments: Any) -> list[str] | None:
         given = signature.bind_partial(*arguments[: _most_positional(signature)]).arguments
         return [name for name, one in signature.parameters.items() if name not in given and _is_needed(one)]
     return None
+
+
+def _form(function: Any) -> tuple[Any, int, frozenset[str]] | None:
+    """What a partial function, of which a sweep makes one for each job, can be called with: its function, and what it fills in."""
+    if type(function) is not functools.partial or not isinstance(function.func, FunctionType | type):
+        return None
+    return function.func, len(function.args), frozenset(function.keywords)
+
+
+@functools.lru_cache(maxsize=256)
+def _takes(function: Any, positional: int, keywords: frozenset[str], count: int) -> bool:
+    """Whether a partial function that fills so much in can be called with so many arguments beside it."""
+    try:
+        filled = functools.partial(function, *[None] * positional, **dict.fromkeys(keywords))
+        inspect.signature(filled).bind(*[None] * count)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def hinted(function: Callable[P, T]) -> Callable[P, T]:

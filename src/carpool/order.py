@@ -201,8 +201,8 @@ def sorted_places(keys: np.ndarray) -> np.ndarray:
 
 
 def _native_for(count: int) -> ctypes.CDLL | None:
-    """The compiled page for so many keys; None where they are few, and until it is there: nobody waits for it."""
-    if count < _LONG:
+    """The compiled page for so many keys; None until it is there, for which nobody waits, and where few were ever wanted."""
+    if count < _LONG and not _asked.cache_info().currsize:
         return None
     try:
         asked = _asked()

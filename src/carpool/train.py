@@ -100,7 +100,7 @@ def train(
     with _Reporting(reporters) as emit, Pause() as pause:
         try:
             with (
-                collector.set_aside(len(by_name)),
+                collector.set_aside(len(by_name)) as made,
                 _prepare(
                     by_name, device, strategy, compile, limit(memory), ("holds",), pause, emit
                 ) as prepared,
@@ -111,6 +111,7 @@ def train(
                 emit(RunStarted(prepared.plan, prepared.plan.device, steps))
                 _carry_out(run, pause, results)
                 ended = results()
+                made(map(_parts, ended))
                 emit(RunEnded(ended.seconds))
             pause.check()
         except KeyboardInterrupt:
@@ -125,6 +126,14 @@ def _carry_out(run: Run, pause: Pause, results: Callable[[], Results]) -> None:
         run.groups(pause)
     except Exception as error:
         raise_with(error, results())
+
+
+def _parts(result: Result) -> list[Any]:
+    """The objects that a job's model is."""
+    held: list[Any] = [result.model]
+    for one in (result.optimizer, result.scheduler):
+        held += one if isinstance(one, tuple) else [one]
+    return [one for one in held if one is not None]
 
 
 @hinted

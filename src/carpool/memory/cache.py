@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
@@ -10,14 +11,12 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 def cache_bytes(threads: int) -> int:
     """Bytes of cache that so many threads share at most; 0 where the system does not say."""
-    sizes = {}
-    for cpu in os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ():
-        if (last := _last_level(_CPUS / f"cpu{cpu}" / "cache")) is not None:
-            shared_by, size = last
-            sizes[shared_by] = size
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    sizes = dict(filter(None, (_last_level(_CPUS / f"cpu{cpu}" / "cache") for cpu in cpus)))
     return sum(sorted(sizes.values(), reverse=True)[:threads])
 
 
+@cache  # a stack asks several times, and it takes a dozen files to tell
 def _last_level(folder: Path) -> tuple[str, int] | None:
     """Which processors share the last level, and its size."""
     found: list[tuple[int, str, int]] = []

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +22,7 @@ from carpool.adapters.torch import programs
 from carpool.errors import FusionError
 from carpool.events import Event, GroupCompiled
 from carpool.machine import compilers, kept
+from carpool.windows import Measured
 
 COMPILER = shutil.which("cc")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler, to take it away")
@@ -39,11 +39,13 @@ def asked_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(programs, "FEWEST_LAUNCHES", 1)
     monkeypatch.setattr(programs, "machine_guess_s", lambda code: 0.0)
-    monkeypatch.setattr(programs, "measured", lambda ways: SimpleNamespace(seconds=(1.0, 0.0)))
+    monkeypatch.setattr(programs, "measured", lambda ways: Measured((1.0, 0.0), agrees=True, busy=False))
+    programs._paces.clear()
     cache._say_once.cache_clear()
     programs._told.clear()
     machine._desk.cache_clear()
     yield
+    programs._paces.clear()
     compilers.kill_all()
     machine._desk.cache_clear()
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from carpool.adapters.base import JobState
-from carpool.adapters.torch.build import Built
+from carpool.adapters.torch.build import Built, LivePhase
 from carpool.adapters.torch.transfer import landed
 from carpool.kernels.updates import UPDATES
 
@@ -23,21 +23,31 @@ def restore_into(built: Built, state: JobState) -> None:
 
 def absorb_into(built: Built, state: JobState) -> None:
     """Writes a whole state into the user's own objects, where they are."""
-    leaves = {**dict(built.model.named_parameters()), **dict(built.model.named_buffers())}
+    parameters = dict(built.model.named_parameters())
+    leaves = {**parameters, **dict(built.model.named_buffers())}
     with torch.no_grad():
         for name, value in state.model.items():
-            if leaves[name].data_ptr() != value.data_ptr() or leaves[name].numel() == 0:
-                leaves[name].copy_(value)
-    names = {id(parameter): name for name, parameter in built.model.named_parameters()}
+            leaf = leaves[name]
+            if leaf.data_ptr() != value.data_ptr() or leaf.numel() == 0:
+                leaf.copy_(value)
+    names = {id(parameter): name for name, parameter in parameters.items()}
     for phase in built.phases:
-        for parameter in (p for group in phase.optimizer.param_groups for p in group["params"]):
-            slots = state.optimizer.get(phase.key(names[id(parameter)]))
-            if slots is not None and slots is not phase.optimizer.state.get(parameter):
-                phase.optimizer.state[parameter] = {
-                    slot: _owned(slot, value, parameter, phase.optimizer) for slot, value in slots.items()
-                }
+        _absorb_slots(phase, names, state)
         phase.optimizer.zero_grad(set_to_none=True)  # gradients from before the run belong to other weights
     restore_into(built, state)
+
+
+def _absorb_slots(phase: LivePhase, names: Mapping[int, str], state: JobState) -> None:
+    optimizer = phase.optimizer
+    on_device = any(g.get("capturable") or g.get("fused") for g in optimizer.param_groups)
+    numbers = _numbers(optimizer)
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        slots = state.optimizer.get(phase.key(names[id(parameter)]))
+        if slots is not None and slots is not optimizer.state.get(parameter):
+            optimizer.state[parameter] = {
+                slot: _owned(value, parameter, slot in numbers and not on_device)
+                for slot, value in slots.items()
+            }
 
 
 def on_host(state: JobState) -> JobState:
@@ -51,22 +61,27 @@ def on_host(state: JobState) -> JobState:
     return replace(state, model=model, optimizer=slots)
 
 
-def _owned(slot: str, value: Any, parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> Any:
-    """A slot on the parameter's device; torch keeps numbers on the host unless the optimizer is capturable or fused."""
+def _owned(value: Any, parameter: torch.Tensor, stays: bool) -> Any:
+    """A slot on the parameter's device, unless it `stays` on the host: torch keeps numbers there if the optimizer is neither capturable nor fused."""
     if not isinstance(value, torch.Tensor):
         return value
-    on_device = any(g.get("capturable") or g.get("fused") for g in optimizer.param_groups)
-    if is_number(optimizer, slot) and not on_device:
+    if stays:
         return value.clone()
     if value.shape == parameter.shape:  # laid out as a run alone would have left it
+        if value.device == parameter.device and value.stride() == parameter.stride():
+            return value.detach().clone()
         return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value.detach())
     return value.detach().clone().to(parameter.device)
 
 
 def is_number(optimizer: torch.optim.Optimizer, slot: str) -> bool:
     """Whether a slot is one number for each parameter: a count or a tally."""
+    return slot in _numbers(optimizer)
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> frozenset[str]:
     update = UPDATES.get(type(optimizer))
-    return slot == "step" or (update is not None and slot in dict(update.tallies))
+    return frozenset(("step", *(name for name, _ in update.tallies))) if update else frozenset(("step",))
 
 
 def group_options(built: Built) -> tuple[Mapping[str, Any], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
-from carpool import ambient
 from carpool.adapters.named import imported
 from carpool.adapters.torch.precision import computing_in
 from carpool.arguments import missing
@@ -143,15 +143,16 @@ class Built:
         return signed_seed(self.job.seed)
 
 
-def build_model(job: Job) -> nn.Module:
-    """The model itself, or what its factory makes under the job's seed."""
-    made = job.model
-    if isinstance(made, str):
-        made = imported(made)
+def model_or_factory(job: Job) -> Any:
+    """What the job names, which may have to be imported."""
+    return imported(job.model) if isinstance(job.model, str) else job.model
+
+
+def build_model(job: Job, made: Any) -> nn.Module:
+    """The model itself, or what its factory makes; for whoever is inside the job's seed."""
     if not isinstance(made, nn.Module):
         _check_complete(job, "a function of nothing that makes a model", made)
-        with ambient.seeded(job.seed):
-            made = made()
+        made = made()
     if not isinstance(made, nn.Module):
         raise ModelError(
             f"Job {job.name!r}: "
@@ -339,7 +340,7 @@ def build_data(job: Job, data: Any, index: Any, word: str) -> Arrays:
     """The user's nest of arrays as tensors that share their memory, checked."""
     if isinstance(data, torch.utils.data.TensorDataset):
         data = data.tensors
-    leaves, nest = pytree.tree_flatten(data)
+    leaves, nest = _flattened(data)
     if not leaves:
         raise DataError(says(job, f"arrays as {word}", "none", "pass a tuple of arrays (x, y)"))
     if job.loss is not None and not (isinstance(data, tuple | list) and len(data) == 2):
@@ -357,6 +358,21 @@ def build_data(job: Job, data: Any, index: Any, word: str) -> Arrays:
             says(job, f"at least one sample as {word}", "0", "pass more data, or leave the job out")
         )
     return arrays
+
+
+def _flattened(data: Any) -> tuple[list[Any], Any]:
+    """Leaves and nest; torch's own way takes longer, and leaves garbage in a cycle, for each of many jobs."""
+    if type(data) is tuple and all(type(leaf) in _LEAVES for leaf in data):
+        return list(data), _flat_nest(len(data))
+    return pytree.tree_flatten(data)
+
+
+_LEAVES = frozenset({torch.Tensor, np.ndarray})
+
+
+@functools.cache
+def _flat_nest(count: int) -> Any:
+    return pytree.tree_structure((0,) * count)
 
 
 def _tensor(job: Job, leaf: Any, word: str) -> torch.Tensor:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import is_
 
 import torch
@@ -24,7 +26,7 @@ from carpool.adapters.torch.layout import make_layout
 from carpool.adapters.torch.pace import pace_key
 from carpool.adapters.torch.panels import Panels, panels_of
 from carpool.adapters.torch.probe import Probe
-from carpool.adapters.torch.program import Tensors, trace_only
+from carpool.adapters.torch.program import Tensors, flags, trace_only
 from carpool.adapters.torch.resident import Code, code_of
 from carpool.adapters.torch.rowwise import is_apart
 from carpool.adapters.torch.sharing import reads_alike, shared_leaves
@@ -77,7 +79,7 @@ class TorchFuser(Fuser):
         self._compile = compile
         self._unturned: set[Signature] = set()
         self._refused: dict[Hashable, str] = {}
-        self._last: tuple[Sequence[Known], int, bool, Recipe] | None = None
+        self._last: _Asked | None = None
 
     def refusal(self, jobs: Sequence[Job]) -> str | None:
         known = [self._known(job) for job in jobs]
@@ -147,7 +149,7 @@ class TorchFuser(Fuser):
         first, width = known[0], len(known)
         try:
             recipe = self._recipe(known, width)
-            tensors = self._empty(known, width, panels_of(first, recipe, width, self._device()))
+            tensors = self._part(known, width, panels_of(first, recipe, width, self._device()))
             return code_of("train", (first.signature, recipe.sharing), recipe, _batch_size(first), tensors)
         except Refused as refused:
             return str(refused)
@@ -168,11 +170,15 @@ class TorchFuser(Fuser):
 
     def _recipe(self, known: Sequence[Known], width: int) -> Recipe:
         """Of the members asked about last it is remembered: looking through thousands takes a while."""
+        return self._asked(known, width).recipe
+
+    def _asked(self, known: Sequence[Known], width: int) -> _Asked:
         turns = known[0].signature not in self._unturned
         last = self._last
-        if last is None or last[1:3] != (width, turns) or not _are_same(last[0], known):
-            last = self._last = (known, width, turns, make_recipe(known, width, self._device(), turns))
-        return last[3]
+        if last is None or (last.width, last.turns) != (width, turns) or not _are_same(last.known, known):
+            recipe = make_recipe(known, width, self._device(), turns)
+            last = self._last = _Asked(known, width, turns, recipe)
+        return last
 
     def _traced(
         self, known: Sequence[Known], width: int, panels: Panels | None = None
@@ -192,23 +198,21 @@ class TorchFuser(Fuser):
     ) -> tuple[GraphModule, Tensors]:
         first, size = known[0], _batch_size(known[0])
         recipe = self._recipe(known, width)
-        part = self._empty(known, width, panels or panels_of(first, recipe, width, self._device()))
+        part = self._part(known, width, panels or panels_of(first, recipe, width, self._device()))
         key = ("train", (first.signature, recipe.sharing), size)
         return trace_only(train_step(recipe, size), part, key), part
 
-    def _empty(self, known: Sequence[Known], width: int, panels: Panels) -> Tensors:
-        """Tensors of a panel's shapes that hold nothing."""
-        first, device, recipe = known[0], self._device(), self._recipe(known, width)
-        held = make_window(known) or Pool([member.built.data for member in known])
-        longest = held.length if isinstance(held, Window) else max(member.course.length for member in known)
-        with faked():
-            tensors = stack.state_tensors(
-                recipe.layout, first.built, panels.width, len(recipe.values), device, recipe.shared
-            )
-            tensors |= stack.shared_tensors(first.built, recipe.shared, torch.empty_like, device)
-            tensors |= stack.feed_tensors(recipe.layout, first.built, panels, len(recipe.values), device)
-            tensors |= stack.empty_data(held.shapes(), panels.width, longest, device)
-            return panels.cut(tensors)[0]
+    def _part(self, known: Sequence[Known], width: int, panels: Panels) -> Tensors:
+        """Tensors of the shapes of a panel's step that hold nothing; remembered, as making them takes a while."""
+        first, device, asked = known[0], self._device(), self._asked(known, width)
+        sharing = asked.recipe.sharing
+        key = (first.signature, sharing, panels, device, asked.shapes, asked.longest, flags())
+        part = _empty.pop(key, None) or _empty_part(first, asked, panels, device)
+        if not asked.recipe.shared:  # nothing is kept of tensors that are the user's own
+            _empty[key] = part
+        while len(_empty) > _REMEMBERED:
+            _empty.popitem(last=False)
+        return part
 
     def footprint(self, jobs: Sequence[Job]) -> Footprint | None:
         """By the step at two widths, on tensors that hold nothing."""
@@ -301,13 +305,54 @@ class TorchFuser(Fuser):
             return Threads()
         try:
             code = self._code(known) if self._may_be_code(known) else ""
-            return (
-                chosen_of(code, width, most)
-                if isinstance(code, Code)
-                else chosen(self._traced(known, width)[0], most)
-            )
+            if isinstance(code, Code):
+                return chosen_of(code, width, most)
+            traced, tensors = self._traced(known, width)
+            return chosen(traced, most, len(tensors["weights"]))
         except Exception:  # what cannot be traced is told at the first step
             return Threads()
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Members that somebody asked about, in a stack of so many rows, and what was found out about them."""
+
+    known: Sequence[Known]
+    width: int
+    turns: bool
+    recipe: Recipe
+
+    @cached_property
+    def _held(self) -> Window | Pool:
+        return make_window(self.known) or Pool([member.built.data for member in self.known])
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+        """Of the arrays that they read."""
+        return tuple(self._held.shapes())
+
+    @cached_property
+    def longest(self) -> int:
+        """The length of the longest order in which they read them."""
+        if isinstance(self._held, Window):
+            return self._held.length
+        return max(member.course.length for member in self.known)
+
+
+_REMEMBERED = 128
+_empty: OrderedDict[Hashable, Tensors] = OrderedDict()
+"""Tensors that hold nothing, of the shapes that a panel's step has, in this process."""
+
+
+def _empty_part(first: Known, asked: _Asked, panels: Panels, device: str) -> Tensors:
+    """The tensors of a panel's step, without contents."""
+    recipe, values = asked.recipe, len(asked.recipe.values)
+    with faked():
+        tensors = stack.state_tensors(recipe.layout, first.built, panels.width, values, device, recipe.shared)
+        tensors |= stack.shared_tensors(first.built, recipe.shared, torch.empty_like, device)
+        tensors |= stack.feed_tensors(recipe.layout, first.built, panels, values, device)
+        tensors |= stack.empty_data(asked.shapes, panels.width, asked.longest, device)
+        return panels.cut(tensors)[0]
 
 
 def _are_same(some: Sequence[Known], others: Sequence[Known]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -157,7 +157,13 @@ class StackedSession(FusedSession):
                 self._programs.begin(self._validation.kind, size, self._validation.tensors, self._recipe)
 
     def turn(self) -> AbstractContextManager[object]:
-        return self._threads.inside() if self._device == "cpu" else self._stream.turn()
+        if self._device != "cpu":
+            return self._stream.turn()
+        return self._threads.inside(beside=self._epochs is not None)
+
+    def _settled(self) -> AbstractContextManager[object]:
+        """While an operation after another runs, and no launch beside them."""
+        return self._threads.settled() if self._epochs is not None else nullcontext()
 
     # Opening
 
@@ -229,9 +235,10 @@ class StackedSession(FusedSession):
             raise StepFailure([self._ticket(chunk.shortened(0), ahead)], ahead.errors)
         clock, program = Clock(self._device), None
         try:
-            program = self._train_program(chunk.size)
-            clock = Clock(self._device)  # preparing a step is not part of running it
-            program.run(chunk.steps)
+            with self._settled():
+                program = self._train_program(chunk.size)
+                clock = Clock(self._device)  # preparing a step is not part of running it
+                program.run(chunk.steps)
         except BaseException as error:
             failure(error)
             if is_full(error):
@@ -424,7 +431,8 @@ class StackedSession(FusedSession):
                 return ready
         self._settle()
         try:
-            return self._validation.begin(rows, self._first.course.batch_size, self._program)
+            with self._settled():
+                return self._validation.begin(rows, self._first.course.batch_size, self._program)
         except Exception as error:
             raise (DeviceFull((), error) if is_full(error) else error) from error
 
@@ -460,7 +468,8 @@ class StackedSession(FusedSession):
             raise StepFailure([stood], raised.errors) from raised
 
     def _verifier(self) -> Verifier:
-        return Verifier(self._recipe, self._tensors, self._feed, self._train_program)
+        alone = self._threads.of_one if self._device == "cpu" else nullcontext
+        return Verifier(self._recipe, self._tensors, self._feed, self._train_program, alone)
 
     def trial(self, chunk: Chunk) -> Trial | None:
         key = self._pace_key()

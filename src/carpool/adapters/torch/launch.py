@@ -229,7 +229,7 @@ class Resident:
         made = _made(code)
         self.code, self.library, self.seconds, self.threads = code, made.library, made.seconds, threads
         self._bounds = [Bound(code, made.library, tensors) for tensors in panels]
-        self.step_s, self.timed_rows = 0.0, 1
+        self.step_s, self.timed_rows = 0.0, sum(len(tensors["active"]) for tensors in panels)
         """Seconds that a step of the active rows took when it was timed last, and how many these were."""
 
     def run(self, panel: int, steps: int) -> None:

@@ -7,6 +7,7 @@ probed; that is not an error here, it only cannot be stacked.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +30,10 @@ from carpool.kernels.refusal import Unstackable as Refused
 from carpool.kernels.table import stacked
 
 Entries = Sequence[tuple[str, Hashable]]
+
+_REMEMBERED = 128
+_memory: OrderedDict[Hashable, Probe] = OrderedDict()
+"""What was seen in this process, as traces are remembered: by structure, shapes and settings."""
 
 
 class Stepped(nn.Module):
@@ -78,6 +83,35 @@ class Probe:
     def idle(self) -> frozenset[str]:
         """The parameters that get no gradient. Asked for by stacks only, since it takes as long as all the rest."""
         return self.reach()
+
+
+def remembered(key: Hashable) -> Probe | None:
+    """What an earlier run has kept under this key."""
+    found = _memory.pop(key, None)
+    if found is not None:
+        _memory[key] = found
+    return found
+
+
+def remember(key: Hashable, shown: Probe) -> None:
+    """Keeps what a stack has asked about for later runs, without the model and the data that it was seen on.
+
+    Nothing is kept of a step that could not be probed: what was in its way may be gone.
+    """
+    if shown.failure is not None or "idle" not in vars(shown):
+        return
+    idle = shown.idle
+    _memory.pop(key, None)
+    _memory[key] = replace(shown, reach=lambda: idle)
+    while len(_memory) > _REMEMBERED:
+        _memory.popitem(last=False)
+
+
+def seen_on(built: Built) -> Hashable:
+    """What a probe depends on beside the job's signature."""
+    device = next((str(tensor.device) for tensor in built.model.parameters()), "cpu")
+    arrays = [built.data, *([built.validation] if built.validation is not None else ())]
+    return device, tuple(min(built.job.batch_size, one.length) for one in arrays)
 
 
 def probe(built: Built, behaviour: Callable[[Built], Entries]) -> Probe:

@@ -113,7 +113,8 @@ class Program:
         self._inputs = [list(tensors.values()) for tensors in panels]
         self._device = self._inputs[0][0].device
         tensors = panels[0]
-        full = (key, _shapes(tensors), flags())
+        self.key = full = (key, _shapes(tensors), flags())
+        """What it has baked in."""
         self._trace = lambda: _remembered(full, lambda: _trace(step, tensors, finish))
         self._taken: Callable[..., None] | None = None
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -158,12 +159,12 @@ class Program:
             return "resident"
         return "compiled" if self.compiled else "traced"
 
-    def made_resident(self, code: Code, threads: Callable[[], int]) -> Resident:
-        """Its steps as machine code, timed. Raises what making it raises."""
+    def made_resident(self, code: Code, threads: Callable[[], int], step_s: float = 0.0) -> Resident:
+        """Its steps as machine code, timed unless it is known what a step takes. Raises what making it raises."""
         started = time.perf_counter()
         try:
             made = Resident(code, self._panels, threads)
-            made.launch_s()
+            made.step_s = step_s or made.launch_s()
             return made
         finally:
             self.prepare_s += time.perf_counter() - started

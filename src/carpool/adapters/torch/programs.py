@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,20 @@ _MOST_FLOPS = 100e9
 """Floating-point operations that no core exceeds in a second in products as small as these."""
 FEWEST_LAUNCHES = 32
 """For fewer it is not worth timing one to know whether compiling pays."""
+
+_REMEMBERED = 256
+_CLEARLY = 2.0  # times as fast: from here on a busy machine's windows need not agree by how much
+
+
+class _Pace(NamedTuple):
+    """What a step takes, as it was traced (None where nobody asked) and as machine code."""
+
+    traced_s: float | None
+    resident_s: float
+
+
+_paces: OrderedDict[Hashable, _Pace] = OrderedDict()
+"""What was measured in this process: timing a stack of hundreds of members takes as long as hundreds of its steps."""
 
 
 class Programs:
@@ -112,7 +127,9 @@ class Programs:
             return
         if code is not None and self.remembered == "resident" and self._follows(program, code):
             return
-        if code is not None and self._is_far_faster(program, code, launches()):
+        if code is not None and (
+            self._was_faster(program, code) or self._is_far_faster(program, code, launches())
+        ):
             return
         if program.compiled:
             return
@@ -136,7 +153,7 @@ class Programs:
     def _follows(self, program: Program, code: Code) -> bool:
         """A step beside others that are machine code is that too: so an epoch is one launch."""
         try:
-            program.resident = program.made_resident(code, self._threads)
+            program.resident = self._made(program, code)
         except (Refused, NoMachineCode) as error:
             _tell(error)
             return False
@@ -149,30 +166,52 @@ class Programs:
         if not is_made(code.source) and machine_guess_s(code) >= launches * least_s:
             return False
         try:
-            resident = program.made_resident(code, self._threads)
+            resident = self._made(program, code)
         except (Refused, NoMachineCode) as error:
             _tell(error)
             return False
-        program.resident = resident if shortest(resident.launch_s) < least_s else None
+        taken_s = resident.step_s if resident.step_s < least_s else shortest(resident.launch_s)
+        program.resident = resident if taken_s < least_s else None
         return program.resident is not None
+
+    def _made(self, program: Program, code: Code) -> Resident:
+        """The machine code, timed once in a process. Raises what making it raises."""
+        key = self._pace_key(program)
+        known = _paces.get(key)
+        made = program.made_resident(code, self._threads, known.resident_s if known else 0.0)
+        _remember(key, known or _Pace(None, made.step_s))
+        return made
+
+    def _pace_key(self, program: Program) -> Hashable:
+        """What decides how fast a step runs, beside who else is on the machine."""
+        return program.key, self._panels, self._threads()
+
+    def _was_faster(self, program: Program, code: Code) -> bool:
+        """Keeps the machine code without timing it, if this process has made it and seen it to be faster."""
+        known = _paces.get(self._pace_key(program))
+        if known is None or known.traced_s is None or known.traced_s <= known.resident_s:
+            return False
+        return self._follows(program, code)
 
     def _is_faster(self, program: Program, code: Code) -> bool:
         """Makes the machine code, and keeps it if it runs faster than the step as it was traced."""
         traced = program.launch_s
         try:
-            resident = program.made_resident(code, self._threads)
+            resident = self._made(program, code)
         except (Refused, NoMachineCode) as error:
             _tell(error)
             return False
-        seconds = measured([traced, resident.launch_s]).seconds
-        program.resident = resident if seconds[1] < seconds[0] else None
+        found = measured([traced, resident.launch_s])
+        if found.agrees or found.seconds[0] > _CLEARLY * found.seconds[1]:
+            _remember(self._pace_key(program), _Pace(*found.seconds))
+        program.resident = resident if found.seconds[1] < found.seconds[0] else None
         return program.resident is not None
 
     def _force(self, program: Program, code: Code | None) -> None:
         if code is None:
             raise _no_code(f"steps on {self._device}")
         try:
-            program.resident = program.made_resident(code, self._threads)
+            program.resident = self._made(program, code)
         except (Refused, NoMachineCode) as error:
             raise _no_code(str(error)) from error
 
@@ -217,6 +256,13 @@ class Programs:
         if not any(made):
             return ""
         return f"resident: machine code, made in {seconds:.1f} s" if seconds else "resident: machine code"
+
+
+def _remember(key: Hashable, pace: _Pace) -> None:
+    _paces.pop(key, None)
+    _paces[key] = pace
+    while len(_paces) > _REMEMBERED:
+        _paces.popitem(last=False)
 
 
 _told: set[Compiler] = set()

@@ -24,7 +24,7 @@ _BY_REPR = frozenset({torch.dtype, torch.device, torch.Size, torch.memory_format
 _ORDINARY_TENSORS = frozenset({Tensor, nn.Parameter})
 _STATE = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
 # Taken from torch itself: a user's own `_my_hooks` dict is an attribute like any other, keys included.
-_HOOKS = frozenset(name for name in vars(nn.Module()) if "_hooks" in name)
+_HOOKS = frozenset(name for name in vars(nn.Module()) if "_hooks" in name or name == "_is_full_backward_hook")
 _HOOK_OPTIONS = ("_with_kwargs", "_always_called")
 
 
@@ -202,6 +202,8 @@ class _Scope:
     ) -> None:
         entries.expand(names.of(path), self.fingerprint(type(module)))
         for name in sorted(vars(module).keys() - _STATE):
+            if name in _HOOKS and not vars(module)[name]:
+                continue  # most of what a module has are tables of no hooks
             self._add_attribute(entries, names.inside(path, name), module, name)
         for name, tensor in _tensors(module):
             label = names.leaf(path, name)
@@ -211,10 +213,7 @@ class _Scope:
 
     def _add_attribute(self, entries: _Entries, label: str, module: nn.Module, name: str) -> None:
         value = vars(module)[name]
-        if name not in _HOOKS and name != "_is_full_backward_hook":
-            entries.add(label, self.fingerprint(value))
-        elif value:
-            entries.add(label, self._hooks(module, name, value))
+        entries.add(label, self._hooks(module, name, value) if name in _HOOKS else self.fingerprint(value))
 
     def _hooks(self, module: nn.Module, name: str, value: Any) -> Hashable:
         """The hooks in order; for a table of options, the positions of the hooks that have the option."""

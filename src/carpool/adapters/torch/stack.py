@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -247,7 +248,29 @@ def read_rows(
 ) -> tuple[JobState, ...]:
     """The states of these rows, on the host."""
     out = {name: landed(_chosen(tensor, rows)) for name, tensor in tensors.items() if is_state(name)}
-    return tuple(_read(layout, out, i, built) for i, built in enumerate(members))
+    steps = out["steps"].tolist()
+    models = _rows_of(layout, out["weights"])
+    for name, tensor in out.items():
+        kind, _, leaf = name.partition(":")
+        if kind in ("fixed", "buffer"):
+            models[leaf] = tensor.unbind(0)
+    slots = {slot: _rows_of(layout, out[f"slot:{slot}"]) for slot in layout.slots}
+    optimizers = _optimizer_rows(layout, out, slots)
+    return tuple(
+        JobState(
+            Cursor(step=steps[i]),
+            {name: leaves[i] for name, leaves in models.items()},
+            optimizers[i],
+            group_options(built),
+            scheduler_state(built),
+        )
+        for i, built in enumerate(members)
+    )
+
+
+def _rows_of(layout: Layout, matrix: Tensor) -> dict[str, Sequence[Tensor]]:
+    """Each leaf's rows as views: a few operations for all members, not a few for each."""
+    return {name: leaf.unbind(0) for name, leaf in layout.views(matrix).items()}
 
 
 def _chosen(tensor: Tensor, rows: Sequence[int]) -> Tensor:
@@ -265,22 +288,22 @@ def is_state(name: str) -> bool:
     )
 
 
-def _read(layout: Layout, out: Tensors, i: int, built: Built) -> JobState:
-    steps = int(out["steps"][i])
-    model = layout.row(out["weights"][i])
-    for name, tensor in out.items():
-        kind, _, leaf = name.partition(":")
-        if kind in ("fixed", "buffer"):
-            model[leaf] = tensor[i]
-    optimizer: dict[str, dict[str, Tensor]] = {}
-    slots = {slot: layout.row(out[f"slot:{slot}"][i]) for slot in layout.slots}
-    for number, (span, updates) in enumerate(zip(layout.spans, out["updates"][i].tolist(), strict=True)):
-        update = span.update
-        if updates == 0 and not update.eager:
-            continue  # most optimizers have no state before their first step
-        for leaf in span.leaves:
-            counter = {"step": update.counter(updates)} if update.counts else {}
-            tallies = {tally: out[f"tally:{tally}"][i, number].clone() for tally, _ in update.tallies}
-            if own := counter | tallies | {slot: slots[slot][leaf.name] for slot in span.slots}:
-                optimizer[leaf.key] = own
-    return JobState(Cursor(step=steps), model, optimizer, group_options(built), scheduler_state(built))
+def _optimizer_rows(
+    layout: Layout, out: Tensors, slots: Mapping[str, Mapping[str, Sequence[Tensor]]]
+) -> list[dict[str, dict[str, Any]]]:
+    """What the optimizers keep, row by row."""
+    made: list[dict[str, dict[str, Any]]] = [{} for _ in range(len(out["steps"]))]
+    for number, span in enumerate(layout.spans):
+        update, counts = span.update, out["updates"][:, number].tolist()
+        for own, (i, count) in zip(made, enumerate(counts), strict=True):
+            if count == 0 and not update.eager:
+                continue  # most optimizers have no state before their first step
+            for leaf in span.leaves:
+                held: dict[str, Any] = {"step": update.counter(count)} if update.counts else {}
+                for tally, _ in update.tallies:
+                    held[tally] = out[f"tally:{tally}"][i, number].clone()
+                for slot in span.slots:
+                    held[slot] = slots[slot][leaf.name][i]
+                if held:
+                    own[leaf.key] = held
+    return made

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.fx import GraphModule, Node
@@ -24,23 +25,49 @@ _OPERATION_US = 5.0  # to begin an operation
 _SHARING_US = 20.0  # to hand an operation's parts out and to wait for all of them
 _WORTH = 1.25  # how many times faster several threads must be
 
+_costs_us: WeakKeyDictionary[GraphModule, list[float]] = WeakKeyDictionary()
+"""Of each operation of traced steps that are remembered."""
+
 
 class Threads:
     """The threads that torch has inside a session's turns; outside it has as many as before. 0: as many as ever."""
 
-    def __init__(self, count: int = 0) -> None:
-        self.count = count
+    def __init__(self, count: int = 0, alone: int = 0) -> None:
+        """`alone` are those of a member's step by itself."""
+        self.count, self.alone = count, alone
         self._others = torch.get_num_threads()
 
     @contextmanager
-    def inside(self) -> Iterator[None]:
+    def inside(self, beside: bool = False) -> Iterator[None]:
+        """`beside` launches that keep every core busy: whoever shares an operation out would wait for a core."""
         self._others = torch.get_num_threads()
-        if self.count:
-            torch.set_num_threads(self.count)
+        if count := 1 if beside else self.count:
+            torch.set_num_threads(count)
         try:
             yield
         finally:
             torch.set_num_threads(self._others)
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Inside a turn beside launches, once they are through: as many as without them."""
+        own = torch.get_num_threads()
+        torch.set_num_threads(self.count or self._others)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(own)
+
+    @contextmanager
+    def of_one(self) -> Iterator[None]:
+        """Inside, the threads of a member's step by itself."""
+        own = torch.get_num_threads()
+        if self.alone:
+            torch.set_num_threads(self.alone)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(own)
 
     def outside(self, function: Callable[[], T]) -> T:
         """Calls a function with the threads that torch has outside, from inside a turn."""
@@ -64,16 +91,21 @@ class Threads:
         return f"on one of {self._others} threads, as its operations are too small to be shared out"
 
 
-def chosen(traced: GraphModule, most: int) -> Threads:
-    """All of them or one, by what the operations of a traced step compute: the same choice on every run."""
-    costs = [_cost_us(node) for node in traced.graph.nodes if node.op == "call_function"]
-    return Threads(0 if worth_sharing(costs, most) else 1)
+def chosen(traced: GraphModule, most: int, rows: int = 1) -> Threads:
+    """All of them or one, by what the operations of a traced step of so many rows compute: the same choice on every run."""
+    costs = _costs_us.get(traced)
+    if costs is None:
+        costs = [_cost_us(node) for node in traced.graph.nodes if node.op == "call_function"]
+        _costs_us[traced] = costs
+    each = [cost / rows for cost in costs]
+    return Threads(*(0 if worth_sharing(us, most) else 1 for us in (costs, each)))
 
 
 def chosen_of(code: Code, width: int, most: int) -> Threads:
     """The same for a step that was not traced for so many members, but for one."""
-    cost_us = code.flops * width * _FLOP_US / max(1, code.operators)
-    return Threads(0 if worth_sharing([cost_us] * code.operators, most) else 1)
+    each_us = code.flops * _FLOP_US / max(1, code.operators)
+    costs = [[each_us * rows] * code.operators for rows in (width, 1)]
+    return Threads(*(0 if worth_sharing(us, most) else 1 for us in costs))
 
 
 def worth_sharing(costs_us: list[float], threads: int) -> bool:

@@ -16,7 +16,7 @@ from carpool.adapters.place import Place
 from carpool.adapters.torch import full, lightning, saved
 from carpool.adapters.torch.absorb import absorb_into, on_host
 from carpool.adapters.torch.behaviour import behaviour, job_signature
-from carpool.adapters.torch.build import Arrays, Built, LivePhase, build_data, build_model
+from carpool.adapters.torch.build import Arrays, Built, LivePhase, build_data, build_model, model_or_factory
 from carpool.adapters.torch.fuse import Known, TorchFuser
 from carpool.adapters.torch.hold import hold_of
 from carpool.adapters.torch.keep import Kept
@@ -24,8 +24,8 @@ from carpool.adapters.torch.members import make_members
 from carpool.adapters.torch.partition import is_kept
 from carpool.adapters.torch.phases import build_phases, evaluation
 from carpool.adapters.torch.predict import predict
-from carpool.adapters.torch.probe import Probe, probe
-from carpool.adapters.torch.program import end_run
+from carpool.adapters.torch.probe import Probe, probe, remember, remembered, seen_on
+from carpool.adapters.torch.program import end_run, flags
 from carpool.adapters.torch.solo import SoloSession
 from carpool.adapters.torch.stack import initial_states
 from carpool.adapters.torch.store import Store, key_of
@@ -55,6 +55,7 @@ class TorchAdapter(Adapter):
         self._known: dict[Job, Known] = {}
         self._owners: dict[int, tuple[Any, str]] = {}
         self._probes: dict[Signature, Probe] = {}
+        self._probe_keys: dict[Signature, Hashable] = {}
         self._alike: Counter[Signature] = Counter()
         self._made: dict[int, tuple[Any, Any]] = {}
         self._kept: dict[int, tuple[Any, Any]] = {}
@@ -88,9 +89,7 @@ class TorchAdapter(Adapter):
     def describe(self, job: Job) -> ModelSpec:
         built = self._build(job)
         signature = job_signature(built)
-        if signature not in self._probes:
-            self._probes[signature] = probe(built, behaviour)
-        shown = self._probes[signature]
+        shown = self._probed(built, signature)
         course = _course(built)
         self._alike[signature] += job not in self._known
         self._known[job] = Known(built, shown, signature, course)
@@ -108,16 +107,20 @@ class TorchAdapter(Adapter):
             busy=busy(shown.convolved, self._place()),
         )
 
+    def _probed(self, built: Built, signature: Signature) -> Probe:
+        """What a step of this structure shows, seen once in a process."""
+        if signature not in self._probes:
+            key = (signature, seen_on(built), flags())
+            self._probe_keys[signature] = key
+            self._probes[signature] = remembered(key) or probe(built, behaviour)
+        return self._probes[signature]
+
     def _build(self, job: Job) -> Built:
-        model = build_model(job)
-        self._own(job, model, "model")
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                self._own(job, parameter, "trainable parameters")
-        for module in model.modules():
-            if isinstance(module, _NormBase) and module.training and module.track_running_stats:
-                self._own(job, module, "normalisation in training mode")
+        made = model_or_factory(job)
         with ambient.seeded(job.seed):
+            model = build_model(job, made)
+            self._own_parts(job, model)
+            ambient.reseed(job.seed)  # an optimizer draws nothing else because a model drew before it
             phases = build_phases(job, model)
         for phase in phases:
             self._own(job, phase.optimizer, "optimizer")
@@ -136,6 +139,15 @@ class TorchAdapter(Adapter):
             evaluate=evaluation(job, model, phases),
             manual=lightning.manual(job) if _updates_itself(job, model) else None,
         )
+
+    def _own_parts(self, job: Job, model: nn.Module) -> None:
+        self._own(job, model, "model")
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                self._own(job, parameter, "trainable parameters")
+        for module in model.modules():
+            if isinstance(module, _NormBase) and module.training and module.track_running_stats:
+                self._own(job, module, "normalisation in training mode")
 
     def _data(self, job: Job) -> Arrays:
         data = self._resolved(job.data)
@@ -201,6 +213,8 @@ class TorchAdapter(Adapter):
 
     def close(self) -> None:
         self._streams.stop()
+        for signature, shown in self._probes.items():
+            remember(self._probe_keys[signature], shown)
         end_run()
         heap.give_back()
 

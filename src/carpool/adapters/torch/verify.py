@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from torch import Tensor
@@ -34,12 +35,18 @@ class RowsRaised(Exception):
 
 
 class Verifier:
-    """Checks rows of one stack. `program` gives the step of a size."""
+    """Checks rows of one stack. `program` gives the step of a size; members' steps alone are taken inside `alone`."""
 
     def __init__(
-        self, recipe: Recipe, tensors: dict[str, Tensor], feed: Feed, program: Callable[[int], Program]
+        self,
+        recipe: Recipe,
+        tensors: dict[str, Tensor],
+        feed: Feed,
+        program: Callable[[int], Program],
+        alone: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._recipe, self._tensors, self._feed, self._program = recipe, tensors, feed, program
+        self._alone = alone
 
     def check(self, chunk: Chunk, members: Mapping[int, Built]) -> Check:
         """A few members at a time, so that what is copied for it stays small; the others sit out meanwhile.
@@ -59,14 +66,15 @@ class Verifier:
         cases = {row: self._feed.case(row, cursors[row], 0, chunk.size) for row in rows}
         errors: dict[int, BaseException] = {}
         alone = {}
-        for place, (row, case) in enumerate(cases.items()):
-            try:
-                alone[place] = solo_step(self._recipe, case)
-            except BaseException as error:
-                failure(error)
-                if is_full(error):
-                    raise  # that is nobody's own failure
-                errors[row] = error
+        with self._alone():
+            for place, (row, case) in enumerate(cases.items()):
+                try:
+                    alone[place] = solo_step(self._recipe, case)
+                except BaseException as error:
+                    failure(error)
+                    if is_full(error):
+                        raise  # that is nobody's own failure
+                    errors[row] = error
         if errors:
             raise RowsRaised(errors)
         together = self._together(chunk.size, rows)
