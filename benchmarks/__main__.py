@@ -1,4 +1,4 @@
-"""`python -m benchmarks [cpu|gpu|matrix|epochs|panels|loaders|memory|workers|keras|jax|tensorflow|readme]`: parse, run, print."""
+"""`python -m benchmarks [cpu|gpu|matrix|epochs|nets|panels|loaders|memory|workers|keras|jax|tensorflow|readme]`: parse, run, print."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
             "cpu": _cpu,
             "matrix": _matrix,
             "epochs": _epochs,
+            "nets": _nets,
             "panels": _panels,
             "loaders": _loaders,
             "memory": _memory,
@@ -54,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
             "gpu",
             "matrix",
             "epochs",
+            "nets",
             "panels",
             "loaders",
             "memory",
@@ -74,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rows",
         help="only these: tiny,mlp,cnn,tfm,resnet, small-mlp,small-cnn; tiny:256 names a size, cold, cold:mlp and cold:mlp:100"
-        " cold calls, mix the mix; keras: three,members; tensorflow: modules,graphs",
+        " cold calls, mix the mix; keras: three,members; tensorflow: modules,graphs; nets: their numbers",
     )
     parser.add_argument(
         "--budget-s", type=float, default=500.0, help="gpu: seconds to share among the rows (500)"
@@ -169,6 +171,14 @@ def _epochs(options: argparse.Namespace) -> int:
     device = options.device or ("cuda:0" if _default_command() == "gpu" else "cpu")
     found = epochs.run(device, options.windows, _compile(options), _say)
     return _plainly("epochs", hardware.describe(device), found, options.out)
+
+
+def _nets(options: argparse.Namespace) -> int:
+    from benchmarks import hardware, nets
+
+    _set_threads(options.threads)
+    numbers = [int(word) for word in options.rows.split(",")] if options.rows else range(0, 300, 3)
+    return _plainly("nets", hardware.describe("cpu"), nets.run(numbers, options.windows, _say), options.out)
 
 
 def _panels(options: argparse.Namespace) -> int:
