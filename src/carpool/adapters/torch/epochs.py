@@ -396,7 +396,7 @@ class Epochs:
         self._expected_s += expected_s
         if block.ahead is not None:  # validation comes with the epoch that it follows
             self._told_s = expected_s
-            if self._expected_s > 0.9 * LAUNCH_S:
+            if self._expected_s > 0.9 * LAUNCH_S or all(future.done() for future in self._running):
                 self.launch()
 
     # Launching
