@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -136,6 +137,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]]]
     "nest": (partial(Says, nested), rows),
     "sorted by one": (partial(Says, lambda made: made.cumsum(1).flip(1).transpose(0, 1).T), rows),
 }
+
+
+@pytest.fixture(autouse=True)
+def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests found out is forgotten."""
+    monkeypatch.setattr(predicting, "_structures", OrderedDict())
 
 
 @pytest.fixture
@@ -278,7 +285,7 @@ def test_loops_show_which_rows_are_made_of_one(name: str):
 
 def forward(model: nn.Module, x: torch.Tensor) -> Any:
     inputs = read_inputs(x)
-    task = predicting.Task([model.eval()] * 2, inputs, [inputs], 1, 1, list, list, list)  # type: ignore[arg-type]
+    task = predicting.Task([model.eval()] * 2, inputs, [inputs], list, list, list, list)  # type: ignore[arg-type]
     one = predicting._Predicting(task)
     with torch.no_grad():
         return predicting.forward_of(model, one._names, one._examples(len(x)), inputs, len(x))
@@ -373,3 +380,29 @@ def test_little_work_is_not_even_looked_at(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(predicting, "forward_of", traced)
     carpool.predict(several(mlp), rows(1_000), device="cpu")
     carpool.predict(several(mlp), rows(3_000), device="cpu")
+
+
+def test_what_was_found_faster_is_used_again_without_a_look(monkeypatch: pytest.MonkeyPatch):
+    looks: list[int] = []
+
+    def plain_s(piece: predicting.Task) -> float:
+        looks.append(len(piece.models))
+        return 1e3
+
+    monkeypatch.setattr(predicting, "_plain_s", plain_s)
+    models, x = several(mlp), rows(3_000)
+    assert_close(carpool.predict(models, x, device="cpu"), alone(models, x))
+    count = len(looks)
+    assert count > 0
+    assert_close(carpool.predict(models, x + 1, device="cpu"), alone(models, x + 1))
+    assert len(looks) == count
+
+
+def test_what_was_found_slower_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch, taken: list[bool]):
+    monkeypatch.setattr(predicting, "_FORCED", False)
+    monkeypatch.setattr(predicting, "_plain_s", lambda piece: 1e3)
+    monkeypatch.setattr(predicting._Predicting, "_is_faster", lambda *_: False)
+    models, x = several(partial(Says, lambda made: made.exp())), rows(3_000)
+    for _ in range(2):
+        assert_close(carpool.predict(models, x, device="cpu"), alone(models, x))
+    assert taken == [False, False]

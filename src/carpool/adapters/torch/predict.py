@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -90,16 +91,14 @@ def _group_outputs(
     sizes = [batch.length for batch in batches]
     if len(models) == 1:
         return [_Outputs(_alone(models[0], batches, device), sizes)]
-    seen = _looked_at(models[0], batches[0])
-    width = _width(models, seen.nbytes, device)
+    look = cache(lambda: _looked_at(models[0], batches[0]))
 
     def plainly() -> list[list[Any]]:
-        return _stacked(models, batches, device, width)
+        return _stacked(models, batches, device, _width(models, look().nbytes, device))
 
     if device != "cpu":
         return [_Outputs(parts, sizes) for parts in plainly()]
-    ways = _in_stacks(device), _in_turn(device), plainly
-    made = predicted(Task(models, inputs, batches, seen.nbytes // sizes[0], seen.operators, *ways))
+    made = predicted(Task(models, inputs, batches, look, _in_stacks(device), _in_turn(device), plainly))
     return [_Outputs(parts, made.sizes, made.is_own) for parts in made.parts]
 
 

@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -33,14 +33,13 @@ from carpool.adapters.torch.precision import settings
 from carpool.adapters.torch.signature import model_signature
 from carpool.adapters.torch.template import leaves_of, shared_names
 from carpool.kernels.resident.builder import Refused
-from carpool.kernels.resident.step import EVALUATES
 from carpool.windows import measured
 
 Ways = Callable[[Sequence[nn.Module], Sequence[Inputs]], list[list[Any]]]
 """Models' outputs, batch by batch, as they are computed without machine code."""
 
 _FORCED = False  # tests: always, whether it pays or not
-_REMEMBERED = 64  # forward passes
+_REMEMBERED = 64  # structures
 _FEWEST = 4_000  # samples, those of all models: fewer are over before one is timed
 _MEMBERS = 8  # of the piece that is timed, on as many samples as may be: a cache holds few of them
 _SHARE = 32  # the piece is at most that part of the whole
@@ -50,7 +49,7 @@ _SURE = 1.5  # ratios of both ways that need no second look
 _CACHE_BYTES = 64 << 10  # of a batch's largest tensor: two of them, and weights, fit a core's cache
 _SIZES = (8, 128)  # of batches of our own
 _LARGEST_BYTES = 8 << 20  # of a thread's memory for a batch of the user's own
-_WIDEST = 256  # members of a launch
+_FIRST, _WIDEST = 4, 256  # members of the first launch for each thread, and of any
 _LAUNCH_S = 0.1  # Ctrl-C waits so long for a launch
 _NEAR = {torch.float64: 1e-9}
 _FLOAT_NEAR = 1e-4  # of the largest number
@@ -80,11 +79,34 @@ class _Known:
     forward: Forward | None = None
     checked: set[int] = field(default_factory=set)
     """Numbers of samples for which a model alone said the same."""
-    pace: _Pace | None = None
     is_faster: bool | None = None
 
 
-_known: OrderedDict[Hashable, _Known] = OrderedDict()
+class _Structure:
+    """What is known of a structure, as it was first met."""
+
+    def __init__(self, task: Task) -> None:
+        seen = task.look()
+        self.operators = seen.operators
+        self.size, most = _SIZES
+        while self.size < most and 2 * self.size * seen.nbytes // task.own_size <= _CACHE_BYTES:
+            self.size *= 2
+        self.pace: _Pace | None = None
+        self._known: dict[int, _Known] = {}
+
+    def known(self, size: int) -> _Known:
+        return self._known.setdefault(size, _Known())
+
+
+_structures: OrderedDict[Hashable, _Structure] = OrderedDict()
+
+
+class Seen(Protocol):
+    """What a forward pass showed on tensors without contents."""
+
+    nbytes: int
+    """Of the largest tensor that an operator makes."""
+    operators: int
 
 
 @dataclass(frozen=True)
@@ -94,10 +116,8 @@ class Task:
     models: Sequence[nn.Module]
     inputs: Inputs
     batches: Sequence[Inputs]
-    sample_bytes: int
-    """Of the largest tensor that a forward pass makes, for one sample."""
-    operators: int
-    """How many operators a forward pass calls, about."""
+    look: Callable[[], Seen]
+    """Looks at a forward pass on the first batch."""
     together: Ways
     alone: Ways
     plainly: Callable[[], list[list[Any]]]
@@ -125,19 +145,19 @@ class Predicted:
 
 def predicted(task: Task) -> Predicted:
     """What the models say: as machine code, or as ever."""
-    known: _Known | None = None
+    structure: _Structure | None = None
     if _may(task):
         one = _Predicting(task)
         try:
             if (made := one.outputs()) is not None:
                 return made
-            known = one.undecided
+            structure = one.structure
         except (Refused, machine.NoMachineCode, launch.OutOfBounds):
             pass
     started = time.perf_counter()
     parts = task.plainly()
-    if known is not None and known.pace is not None:
-        known.pace = known.pace.corrected(task, time.perf_counter() - started)
+    if structure is not None and structure.pace is not None:
+        structure.pace = structure.pace.corrected(task, time.perf_counter() - started)
     return Predicted(parts, [batch.length for batch in task.batches], is_own=False)
 
 
@@ -167,8 +187,6 @@ class _Predicting:
             f"{SHARED if name in self._shared else OWN}{number}": name
             for number, name in enumerate(leaves_of(task.models[0]))
         }
-        self.undecided: _Known | None = None
-        """What is to be told how long it took without machine code."""
         self._data = {f"{DATA}{n}": leaf for n, leaf in enumerate(task.inputs.tensors) if self._is_cut(leaf)}
         self._once = {
             f"{SHARED}{DATA}{n}": leaf for n, leaf in enumerate(task.inputs.tensors) if not self._is_cut(leaf)
@@ -178,25 +196,26 @@ class _Predicting:
         return leaf.dim() > 0 and len(leaf) == self._task.samples
 
     def outputs(self) -> Predicted | None:
-        chosen = self._chosen()
+        self.structure = _remembered(self._key(), self._task)
+        chosen = self._chosen(self.structure)
         return None if chosen is None else self._computed(*chosen)
 
     # Which program, and whether
 
-    def _chosen(self) -> tuple[Forward, Any, _Known] | None:
+    def _chosen(self, structure: _Structure) -> tuple[Forward, Any, _Known] | None:
         """The program that is to run, if any is."""
-        for size in self._sizes():
-            known = _remembered(self._key(size))
+        own = min(structure.size, self._task.samples)
+        for size in dict.fromkeys([own, self._task.own_size]):  # the user's, if not of our own choice
+            known = structure.known(size)
             is_sure = _FORCED or known.is_faster is True
             if known.is_faster is False and not _FORCED:
                 continue
-            self.undecided = None if is_sure else known
-            if not is_sure and not self._is_worth_tracing(known):
+            if not is_sure and not self._is_worth_tracing(structure, known):
                 return None
             forward = self._forward(known, size)
             if forward is None:
                 continue
-            if not is_sure and not self._is_worth_making(known, forward):
+            if not is_sure and not self._is_worth_making(structure, forward):
                 return None
             try:
                 library = launch.prepared(forward.code).library
@@ -209,22 +228,15 @@ class _Predicting:
                 return forward, library, known
         return None
 
-    def _sizes(self) -> list[int]:
-        """Of the batches of a program: first one of our own choice, then the user's."""
-        size, most = _SIZES
-        while size < most and 2 * size * self._task.sample_bytes <= _CACHE_BYTES:
-            size *= 2
-        return list(dict.fromkeys([min(size, self._task.samples), self._task.own_size]))
+    def _is_worth_tracing(self, structure: _Structure, known: _Known) -> bool:
+        if structure.pace is None:
+            structure.pace = self._pace()
+        tracing_s = _TRACING_S + _OPERATOR_S * structure.operators
+        return known.forward is not None or structure.pace.seconds(self._task) > tracing_s
 
-    def _is_worth_tracing(self, known: _Known) -> bool:
-        if known.pace is None:
-            known.pace = self._pace()
-        tracing_s = _TRACING_S + _OPERATOR_S * self._task.operators
-        return known.forward is not None or known.pace.seconds(self._task) > tracing_s
-
-    def _is_worth_making(self, known: _Known, forward: Forward) -> bool:
-        assert known.pace is not None
-        left_s = known.pace.seconds(self._task)
+    def _is_worth_making(self, structure: _Structure, forward: Forward) -> bool:
+        assert structure.pace is not None
+        left_s = structure.pace.seconds(self._task)
         return left_s > _GAIN * launch.machine_guess_s(forward.code) or machine.is_kept(forward.code.source)
 
     def _forward(self, known: _Known, size: int) -> Forward | None:
@@ -295,7 +307,7 @@ class _Predicting:
         batches = list(inputs.batches(task.own_size))
         return replace(task, models=task.models[:members], inputs=inputs, batches=batches)
 
-    def _key(self, size: int) -> Hashable:
+    def _key(self) -> Hashable:
         """All that a program has baked in."""
         plain = [leaf for leaf in self._task.inputs.leaves if not isinstance(leaf, Tensor)]
         shapes = [(name, tuple(leaf.shape[1:]), leaf.dtype) for name, leaf in self._data.items()]
@@ -303,7 +315,7 @@ class _Predicting:
         signature = model_signature(self._task.models[0])
         types = torch.get_default_dtype(), settings(), type(self._task.models[0])
         about = self._task.inputs.nest, repr([(type(leaf), leaf) for leaf in plain])
-        return signature, self._shared, *about, tuple(shapes), tuple(once), size, types
+        return signature, self._shared, *about, tuple(shapes), tuple(once), types
 
     # Tensors
 
@@ -351,7 +363,7 @@ class _Predicting:
         """Each model's outputs for as many samples as the program can take. Raises launch.OutOfBounds."""
         calls = _Calls(self._task.samples, forward, library, self._given(models[0]))
         made: list[Any] = []
-        width = torch.get_num_threads()
+        width = _FIRST * torch.get_num_threads()
         while len(made) < len(models):
             started = time.perf_counter()
             part = models[len(made) : len(made) + width]
@@ -386,20 +398,28 @@ class _Calls:
         self._rows = samples if forward.is_apart else self._steps * size
         if self._steps > 1 and any(told.shape[:1] != (size,) for told in forward.outputs):
             raise Refused("outputs without a row for each sample")
-        self._given = {**given, "order": torch.arange(samples, dtype=torch.int32)}
+        counts = {
+            "first": torch.zeros(1, dtype=torch.int64),
+            "order": torch.arange(samples, dtype=torch.int32),
+        }
+        self._given = {**given, **counts}
         self._memory = launch.Memory()
+        self._place = {name: place for place, name in enumerate(forward.code.tensors)}
+        self._common = self._filled(
+            np.zeros(len(self._place), launch.TENSOR), {**self._given, **forward.code.held}
+        )
 
     def launched(self, members: Sequence[Mapping[str, Tensor]]) -> list[Any]:
         """The outputs of these members. Raises launch.OutOfBounds."""
         count, code = len(members), self._forward.code
         active, faults = np.eye(count, dtype=np.uint8), np.full(count, -1, np.int64)
-        counts = {name: torch.zeros(count, dtype=torch.int64) for name in ("first", "taken")}
+        taken = torch.zeros(count, dtype=torch.int64)
         outputs = [self._empty() for _ in members]
         tables: list[np.ndarray] = []
         segments: list[np.ndarray] = []
         for row, (own, made) in enumerate(zip(members, outputs, strict=True)):
             for steps, late in ((self._steps, 0), (1, self._late))[: 1 + bool(self._late)]:
-                tables.append(self._table({**own, **counts}, made, late))
+                tables.append(self._table({**own, "taken": taken[row:]}, made, late))
                 segments.append(launch.segment_of(self._library, tables[-1], active[row], faults, steps))
         segment = np.concatenate(segments)
         block = launch.block_of(segment)
@@ -421,18 +441,19 @@ class _Calls:
 
     def _table(self, own: Mapping[str, Tensor], made: Sequence[Tensor], late: int) -> np.ndarray:
         """Where a member's tensors lie, and those of all; the order and the outputs from a late sample on."""
-        code = self._forward.code
         outputs = {told.name: leaf for told, leaf in zip(self._forward.outputs, made, strict=True)}
-        tensors = {**self._given, **own, **outputs}
-        table = np.zeros(len(code.tensors), launch.TENSOR)
-        for place, name in enumerate(code.tensors):
-            tensor = code.held.get(name, tensors.get(name))
-            if tensor is None:
-                assert name in EVALUATES, f"{name} is not there"  # a stack's: nothing here reads it
-                continue
-            start = late * tensor[:1].nbytes if late and (name == "order" or name in outputs) else 0
-            stride = tensor.element_size() if name in ("first", "taken") else 0
-            table[place] = tensor.data_ptr() + start, stride, 0
+        table = self._filled(self._common.copy(), {**own, **outputs})
+        if late:
+            for name, tensor in (("order", self._given["order"]), *outputs.items()):
+                table["base"][self._place[name]] += late * tensor[:1].nbytes
+        return table
+
+    def _filled(self, table: np.ndarray, tensors: Mapping[str, Tensor]) -> np.ndarray:
+        """Each member has a table of its own, so nothing lies further from row to row."""
+        base = table["base"]
+        for name, tensor in tensors.items():
+            if name in self._place:  # a leaf that the pass does not read is not there
+                base[self._place[name]] = tensor.data_ptr()
         return table
 
 
@@ -447,12 +468,13 @@ def _plain_s(piece: Task) -> float:
     return time.perf_counter() - started
 
 
-def _remembered(key: Hashable) -> _Known:
-    known = _known.setdefault(key, _Known())
-    _known.move_to_end(key)
-    while len(_known) > _REMEMBERED:
-        _known.popitem(last=False)
-    return known
+def _remembered(key: Hashable, task: Task) -> _Structure:
+    if key not in _structures:
+        _structures[key] = _Structure(task)
+    _structures.move_to_end(key)
+    while len(_structures) > _REMEMBERED:
+        _structures.popitem(last=False)
+    return _structures[key]
 
 
 def _agree(made: Any, own: Any) -> bool:
