@@ -269,13 +269,11 @@ class _Predicting:
 
     def _is_faster(self, forward: Forward, library: Any) -> bool:
         """Both ways on a piece; a model alone, which checks the code, counts too."""
-        piece = self._piece()
-        if not forward.is_apart:
-            size = forward.code.size
-            few = 2 if piece.samples < size else len(piece.models)
-            piece = self._cut(few, max(size, piece.samples - piece.samples % size))
-            if 2 * few * size > len(self._task.models) * self._task.samples:
-                return False  # there is nothing left of it once it is timed
+        piece, size = self._piece(), forward.code.size
+        members = 2 if piece.samples < size else len(piece.models)
+        piece = self._cut(members, max(size, piece.samples - piece.samples % size))
+        if 2 * members * piece.samples > len(self._task.models) * self._task.samples:
+            return False  # there is nothing left of it once it is timed
         part = _Predicting(piece, self._shared)
         own = 1.0 + 1.0 / len(self._task.models)
 
@@ -392,6 +390,8 @@ class _Calls:
     def __init__(self, samples: int, forward: Forward, library: Any, given: Mapping[str, Tensor]) -> None:
         self._forward, self._library = forward, library
         size = forward.code.size
+        if samples < size:
+            raise Refused("fewer samples than a batch")
         self._steps, rest = divmod(samples, size)
         self._late = samples - size if rest and forward.is_apart else 0
         """Where a last batch begins that goes back to samples of the one before it; 0 where there is none."""
