@@ -36,7 +36,8 @@ def predict(
     Models of one structure run in one launch a batch; the weights they share (a frozen trunk) are used once. Others run
     one after another. All run in evaluation mode without gradients, and are afterwards as they were. `inputs` is an
     array, a tuple of several positional arguments, or a dict of keywords; for a model that takes a dict, pass `({...},)`.
-    `batch_size` bounds the memory of a forward pass. Outputs are tensors on the device of the inputs.
+    `batch_size` bounds the memory of a forward pass. Outputs are tensors on the device of the inputs. On a CPU long calls
+    run as machine code where that is faster, on batches of its own where each sample's outputs are made of that sample alone.
 
     >>> import torch, carpool
     >>> models = {"a": torch.nn.Linear(4, 2), "b": torch.nn.Linear(4, 2)}

@@ -28,7 +28,8 @@ from carpool.machine.compilers import Compiler, NoMachineCode
 from carpool.processor import cores, processor
 
 __all__ = [
-    "Compiler", "Made", "NoMachineCode", "begin", "compiler", "is_made", "made", "unavailable", "vector_bytes",
+    "Compiler", "Made", "NoMachineCode", "begin", "compiler", "is_kept", "is_made", "made", "unavailable",
+    "vector_bytes",
 ]  # fmt: skip
 
 _FORMAT = 1  # of what is kept: what was kept by another is made anew
@@ -69,6 +70,11 @@ def begin(source: str) -> Future[Made]:
 def is_made(source: str) -> bool:
     """Whether the library of a source is there already, so that asking for it takes no time."""
     return _desk(os.getpid()).is_made(source)
+
+
+def is_kept(source: str) -> bool:
+    """Whether the library of a source is there or on disk, so that asking for it takes next to no time."""
+    return _desk(os.getpid()).is_kept(source)
 
 
 def compiler() -> Compiler | None:
@@ -134,6 +140,12 @@ class _Desk:
         with self._lock:
             answer = self._asked.get(_key(source))
         return answer is not None and answer.done() and answer.exception() is None
+
+    def is_kept(self, source: str) -> bool:
+        by = self.compiler()
+        if isinstance(by, str):
+            return False
+        return self.is_made(source) or kept.is_there(_name(source, by, by.flags(processor())))
 
     def compiler(self) -> Compiler | str:
         with self._finding:  # one asks it for its version, the others wait

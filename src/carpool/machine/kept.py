@@ -41,6 +41,11 @@ def load(key: str) -> ctypes.CDLL | None:
     return None
 
 
+def is_there(key: str) -> bool:
+    """Whether there is a program with this key; it may still turn out to be none."""
+    return bool(_files_of(key))
+
+
 def keep(key: str, library: bytes) -> Path | None:
     """Writes a program; None where it could not."""
     place = cache.folder()

@@ -15,7 +15,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 import carpool
+from carpool import machine
 from carpool.adapters.torch import predict as torch_predict
+from carpool.adapters.torch import predicting
 from carpool.errors import DataError, DeviceError, ModelError, OptionError
 
 x = torch.randn(10, 6, generator=torch.Generator().manual_seed(0))
@@ -150,6 +152,16 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     return seen
 
 
+@pytest.fixture(params=["as torch runs them", "as machine code"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine code wherever there can be any, or none."""
+    if request.param == "as machine code":
+        if machine.unavailable() is not None:
+            pytest.skip("no C compiler")
+        monkeypatch.setattr(predicting, "_FORCED", True)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("batch_size", [None, 4, 100])
 @pytest.mark.parametrize("kind", [plain, normed, Nested, Overwriting, Counting])
 def test_one_structure_predicts_as_alone(kind: Any, batch_size: int | None):
@@ -191,6 +203,7 @@ def test_a_mode_that_differs_is_no_difference(runs):
     assert all(part.training for part in models[0].modules())
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", [plain, normed, Counting, Conditional])
 def test_models_stay_as_they_were(kind: Any):
     models = make(kind)
@@ -204,12 +217,14 @@ def test_models_stay_as_they_were(kind: Any):
     assert all(leaf.requires_grad and leaf.grad is None for model in models for leaf in model.parameters())
 
 
+@pytest.mark.usefixtures("way")
 def test_what_a_forward_pass_leaves_in_its_model_is_its_own():
     models = make(Remembering)
     made = carpool.predict(models, x, device="cpu")
     assert_close([model.last for model in models], made)
 
 
+@pytest.mark.usefixtures("way")
 def test_a_hook_sees_each_model_alone():
     models, seen = make(plain), []
     for model in models:
@@ -227,6 +242,7 @@ class Headed(nn.Module):
         return self.head(self.trunk(x))
 
 
+@pytest.mark.usefixtures("way")
 def test_a_shared_trunk_is_computed_once_a_batch():
     trunk = (
         nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.Linear(64, 64)).eval().requires_grad_(False)
@@ -238,6 +254,7 @@ def test_a_shared_trunk_is_computed_once_a_batch():
     assert_close(made, alone(models, x))
 
 
+@pytest.mark.usefixtures("way")
 def test_a_model_that_returns_what_all_share_returns_a_copy():
     trunk = nn.Linear(6, 4)
     models = [nn.ModuleDict({"trunk": trunk, "own": nn.Linear(1, 1)}) for _ in range(3)]
@@ -279,6 +296,7 @@ def test_too_little_memory_halves_the_slices(monkeypatch: pytest.MonkeyPatch):
     assert widths == [6, 3]  # then one by one
 
 
+@pytest.mark.usefixtures("way")
 def test_inputs_by_position_by_name_and_as_one_dict():
     models = make(Two)
     both = (x, x + 1)
@@ -297,12 +315,14 @@ class _Dict(nn.Linear):
         return super().forward(input["x"])
 
 
+@pytest.mark.usefixtures("way")
 def test_numpy_arrays_come_back_as_tensors():
     models = make(plain)
     made = carpool.predict(models, x.numpy(), batch_size=np.int64(4), device="cpu")  # type: ignore[arg-type]
     assert_close(made, alone(models, x))
 
 
+@pytest.mark.usefixtures("way")
 def test_a_mapping_and_results_come_back_by_name():
     models = dict(zip("abc", make(plain), strict=True))
     by_name = carpool.predict(models, x, device="cpu")
@@ -321,6 +341,7 @@ def test_results_without_a_model_are_named():
         carpool.predict(results, x)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(
     ("models", "inputs", "options", "error", "words"),
     [
@@ -350,6 +371,7 @@ class _Mean(nn.Linear):
         return super().forward(input).mean()
 
 
+@pytest.mark.usefixtures("way")
 def test_outputs_that_batches_cannot_be_joined_of_are_told():
     models = make(_Mean)
     assert_close(carpool.predict(models, x, device="cpu"), alone(models, x))
@@ -357,6 +379,7 @@ def test_outputs_that_batches_cannot_be_joined_of_are_told():
         carpool.predict(models, x, batch_size=4, device="cpu")
 
 
+@pytest.mark.usefixtures("way")
 def test_a_model_s_own_error_comes_through():
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         carpool.predict(make(plain), x[:, :4], device="cpu")

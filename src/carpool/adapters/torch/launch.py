@@ -202,8 +202,8 @@ def machine_guess_s(code: Code) -> float:
     return _GUESS_S + len(code.source) * _CHARACTER_S
 
 
-def _made(code: Code) -> machine.Made:
-    """The machine code, unless its compiler takes much longer than it should: nobody waits for one that hangs."""
+def prepared(code: Code) -> machine.Made:
+    """The machine code and a launcher's, unless its compiler takes much longer than it should: nobody waits for one that hangs."""
     patience_s = _PATIENCE_S + _PATIENCE * machine_guess_s(code)
     launching, made = machine.begin(LAUNCHER), machine.begin(code.source)
     try:
@@ -226,7 +226,7 @@ class Resident:
 
     def __init__(self, code: Code, panels: Sequence[Tensors], threads: Callable[[], int]) -> None:
         """Raises Refused and machine.NoMachineCode."""
-        made = _made(code)
+        made = prepared(code)
         self.code, self.library, self.seconds, self.threads = code, made.library, made.seconds, threads
         self._bounds = [Bound(code, made.library, tensors) for tensors in panels]
         self.step_s, self.timed_rows = 0.0, sum(len(tensors["active"]) for tensors in panels)

@@ -75,7 +75,7 @@ def training_step(recipe: Recipe, size: int, tensors: Tensors) -> Traced:
         return [tensor[0] for tensor in (*(slopes[name] for name in own), shown, *after)]
 
     outputs = (*(f"grad:{name}" for name in own), "shown", *buffers)
-    return Traced(_graph(step, examples), tuple(examples), outputs)
+    return Traced(graph_without_memory(step, examples), tuple(examples), outputs)
 
 
 def evaluating_step(recipe: Recipe, size: int, tensors: Tensors) -> Traced:
@@ -100,7 +100,7 @@ def evaluating_step(recipe: Recipe, size: int, tensors: Tensors) -> Traced:
 
         return [by_row(beneath_grad(shown), (0,), apart=True)(torch.zeros(1))[0]]
 
-    return Traced(_graph(step, examples), tuple(examples), ("shown",))
+    return Traced(graph_without_memory(step, examples), tuple(examples), ("shown",))
 
 
 _LEAVES = ("fixed:", "buffer:", "shared:")
@@ -122,7 +122,8 @@ def _examples(recipe: Recipe, size: int, tensors: Tensors) -> dict[str, Tensor]:
     return made | {name: torch.zeros((), dtype=torch.int64) for name in ("seed", "step", "place")}
 
 
-def _graph(step: Callable[..., Any], examples: Tensors) -> Graph:
+def graph_without_memory(step: Callable[..., Any], examples: Tensors) -> Graph:
+    """What a step does with such tensors, in operators that change nothing."""
     pure = functionalize(step, remove="mutations")
     with unlogged():
         traced = graph_of(pure, *examples.values(), table=_decompositions())

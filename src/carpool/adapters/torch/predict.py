@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from carpool.adapters.torch.faking import faked
 from carpool.adapters.torch.inputs import Inputs, check_lengths, joined, read_inputs
+from carpool.adapters.torch.predicting import Task, Ways, predicted
 from carpool.adapters.torch.signature import model_signature
 from carpool.adapters.torch.template import leaves_of, modes_kept, shared_names, template
 from carpool.kernels.table import stacked
@@ -20,6 +23,7 @@ from carpool.memory import device as devices
 
 _LARGEST_STACK_BYTES = 2 << 30  # weights and activations of one slice: wider ones gain no time
 _SHARE_OF_FREE = 4
+_STEPS = 300  # operators that a recurrent layer counts for
 _LIVE_ACTIVATIONS = 4  # tensors of the largest one's size that a forward pass holds at a time, generously
 
 
@@ -34,20 +38,35 @@ def predict(models: Sequence[nn.Module], value: Any, batch_size: int | None, dev
         check_lengths(inputs)
     batches = list(inputs.batches(batch_size))
     distinct = list({id(model): model for model in models}.values())
-    made: dict[int, list[Any]] = {}
+    made: dict[int, _Outputs] = {}
     with torch.no_grad(), modes_kept(distinct):
         for model in distinct:
             model.eval()
         for group in _groups(distinct):
-            for model, outputs in zip(group, _group_outputs(group, batches, device), strict=True):
-                made[id(model)] = outputs
-    sizes = [batch.length for batch in batches]
-    return [joined(_owned(made[id(model)]), sizes) for model in models]
+            outputs = _group_outputs(group, inputs, batches, device)
+            made |= {id(model): own for model, own in zip(group, outputs, strict=True)}
+    seen: set[int] = set()
+    found: list[Any] = []
+    for model in models:
+        found.append(made[id(model)].whole(is_again=id(model) in seen))
+        seen.add(id(model))
+    return found
 
 
-def _owned(outputs: list[Any]) -> list[Any]:
-    """Copies: members of a stack that compute one thing together would otherwise return one memory."""
-    return pytree.tree_map_only(Tensor, Tensor.clone, outputs)
+@dataclass(frozen=True)
+class _Outputs:
+    """What a model says, in parts, and how many samples each part is of."""
+
+    parts: list[Any]
+    sizes: list[int]
+    is_own: bool = False
+    """Whether no other model's outputs lie in the same memory, nor a model."""
+
+    def whole(self, is_again: bool) -> Any:
+        """The parts joined: in memory of their own, for each who asks."""
+        if len(self.parts) > 1 or (self.is_own and not is_again):
+            return joined(self.parts, self.sizes)
+        return joined(pytree.tree_map_only(Tensor, Tensor.clone, self.parts), self.sizes)
 
 
 def _groups(models: Sequence[nn.Module]) -> list[list[nn.Module]]:
@@ -66,12 +85,36 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _group_outputs(models: Sequence[nn.Module], batches: Sequence[Inputs], device: str) -> list[list[Any]]:
-    """For each model, its outputs batch by batch."""
+def _group_outputs(
+    models: Sequence[nn.Module], inputs: Inputs, batches: Sequence[Inputs], device: str
+) -> list[_Outputs]:
+    sizes = [batch.length for batch in batches]
     if len(models) == 1:
-        return [_alone(models[0], batches, device)]
+        return [_Outputs(_alone(models[0], batches, device), sizes)]
+    look = cache(lambda: _looked_at(models[0], batches[0]))
+
+    def plainly() -> list[list[Any]]:
+        return _stacked(models, batches, device, _width(models, look().nbytes, device))
+
+    if device != "cpu":
+        return [_Outputs(parts, sizes) for parts in plainly()]
+    made = predicted(Task(models, inputs, batches, look, _in_stacks(device), _in_turn(device), plainly))
+    return [_Outputs(parts, made.sizes, made.is_own) for parts in made.parts]
+
+
+def _in_stacks(device: str) -> Ways:
+    return lambda models, batches: _together(models, batches, device)
+
+
+def _in_turn(device: str) -> Ways:
+    return lambda models, batches: [_alone(model, batches, device) for model in models]
+
+
+def _stacked(
+    models: Sequence[nn.Module], batches: Sequence[Inputs], device: str, width: int
+) -> list[list[Any]]:
+    """For each model its outputs batch by batch, so many models in a launch."""
     made: list[list[Any]] = []
-    width = _width(models, batches[0], device)
     while len(made) < len(models):
         part = models[len(made) : len(made) + width]
         try:
@@ -137,19 +180,20 @@ def _fresh(leaves: Mapping[str, Tensor], buffers: Sequence[str]) -> dict[str, Te
     return {**leaves, **{name: leaves[name].clone() for name in buffers if name in leaves}}
 
 
-def _width(models: Sequence[nn.Module], batch: Inputs, device: str) -> int:
+def _width(models: Sequence[nn.Module], largest_bytes: int, device: str) -> int:
     """How many members to stack at a time, by their weights and the largest tensor that a forward pass makes."""
     shared = shared_names(models)
     own_bytes = sum(leaf.nbytes for name, leaf in leaves_of(models[0]).items() if name not in shared)
-    member_bytes = own_bytes + _LIVE_ACTIVATIONS * _largest_bytes(models[0], batch)
+    member_bytes = own_bytes + _LIVE_ACTIVATIONS * largest_bytes
     room = min(_LARGEST_STACK_BYTES, devices.read(device).free_bytes // _SHARE_OF_FREE)
     return max(1, min(len(models), room // max(1, member_bytes)))
 
 
-def _largest_bytes(model: nn.Module, batch: Inputs) -> int:
-    """The largest tensor of a forward pass, seen on tensors without contents."""
+def _looked_at(model: nn.Module, batch: Inputs) -> _Seen:
+    """A forward pass, seen on tensors without contents."""
+    seen = _Seen()
     try:
-        with _disable_current_modes(), faked() as fake, _Largest() as seen:
+        with _disable_current_modes(), faked() as fake, seen:
             empty = Inputs(
                 tuple(fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf for leaf in batch.leaves),
                 batch.nest,
@@ -158,20 +202,24 @@ def _largest_bytes(model: nn.Module, batch: Inputs) -> int:
                 name: fake.from_tensor(leaf.detach()) for name, leaf in leaves_of(model).items()
             }
             functional_call(template(model), leaves, *empty.arguments())
-            return seen.nbytes
+            recurrent = sum(isinstance(part, nn.RNNBase) for part in model.modules())
+            seen.operators += recurrent * _STEPS
+            return seen
     except Exception:  # what needs contents cannot be seen so; it will not be stacked either
-        return 0
+        return _Seen()
 
 
-class _Largest(TorchDispatchMode):
-    """Notes the largest tensor that any operator makes."""
+class _Seen(TorchDispatchMode):
+    """Notes the largest tensor that any operator makes, and how many operators there are."""
 
     nbytes = 0
+    operators = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         sizes = [leaf.nbytes for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]
         self.nbytes = max(self.nbytes, *sizes, 0)
+        self.operators += 1
         return made
 
 

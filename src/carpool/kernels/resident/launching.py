@@ -141,8 +141,9 @@ def member(step: Step, calls: dict[str, list[str]]) -> str:
     for home in step.homes:
         say(f"    {_copied(home, is_in=True)}")
     values = step.shown.size if step.shown is not None else 0
-    say(f"    f8 sums[{max(1, values)}];")
-    say(f"    memcpy(sums, ROW(f8, sums), {8 * values});")
+    if values:
+        say(f"    f8 sums[{values}];")
+        say(f"    memcpy(sums, ROW(f8, sums), {8 * values});")
     say("    i8 taken = 0, updated = 0;")
     say("    for (i8 k = 0; k < R->steps; ++k) {")
     say("        const i4 *order = (const i4 *)R->tensors[T_order].base;")
@@ -161,6 +162,10 @@ def member(step: Step, calls: dict[str, list[str]]) -> str:
     for call in calls["body"]:
         say(f"        {call}")
     say("        if (bad) { R->faults[row] = k; break; }")
+    for output in step.outputs:
+        array = output.array
+        say(f"        memcpy(ROW({array.type}, {plain(output.tensor)}) + (R->from + k) * {array.size},")
+        say(f"               P_{array.name}, {array.size * SIZES[array.type]});")
     if trains:
         say(f"        if (!isfinite(P_{step.shown.name}[0])) {{ alive = 0; break; }}" if step.shown else "")
         for call in calls["commit"]:
@@ -183,7 +188,8 @@ def member(step: Step, calls: dict[str, list[str]]) -> str:
     for home in step.homes:
         if home.is_stored:
             say(f"    {_copied(home, is_in=False)}")
-    say(f"    memcpy(ROW(f8, sums), sums, {8 * values});")
+    if values:
+        say(f"    memcpy(ROW(f8, sums), sums, {8 * values});")
     say("    *ROW(i8, taken) += taken;")
     if trains:
         say("    *ROW(i8, steps) += taken;")

@@ -50,6 +50,14 @@ class Counter:
     adds: str = "R->from + k"
 
 
+@dataclass(frozen=True)
+class Output:
+    """What a step leaves behind: copied to [rows, steps, ...] at (row, step) once its body has run."""
+
+    array: Array
+    tensor: str
+
+
 @dataclass
 class Step:
     """What one member's step does. `commit` changes what is kept; it runs where the loss is finite."""
@@ -66,6 +74,7 @@ class Step:
     when_due: list[Statement] = field(default_factory=list)
     when_not: list[Statement] = field(default_factory=list)
     shown: Array | None = None
+    outputs: list[Output] = field(default_factory=list)
     trains: bool = True
     spans: int = 0
     tensors: list[str] = field(default_factory=list)
@@ -74,6 +83,12 @@ class Step:
     def lanes(self) -> int:
         """Of a vector of the weights' type."""
         return self.vector_bytes // SIZES[self.real]
+
+    @property
+    def told(self) -> set[Array]:
+        """The arrays that are read when the statements are through."""
+        shown = [] if self.shown is None else [self.shown]
+        return {*shown, *(output.array for output in self.outputs)}
 
 
 PARTS = ("body", "commit", "when_due", "when_not")

@@ -8,7 +8,7 @@ from carpool.kernels.resident.c import Printer, memory
 from carpool.kernels.resident.launching import ROW, TENSORS, member, plain
 from carpool.kernels.resident.loops import Array, Product, Statement, reads, writes
 from carpool.kernels.resident.merge import merged
-from carpool.kernels.resident.parts import PARTS, Batch, Counter, Home, Number, Step
+from carpool.kernels.resident.parts import PARTS, Batch, Counter, Home, Number, Output, Step
 from carpool.kernels.resident.prelude import prelude
 from carpool.kernels.resident.twins import turn, turned
 
@@ -23,6 +23,7 @@ def program(step: Step) -> tuple[str, list[str], int]:
     names = list(dict.fromkeys([
         *fixed, *(h.tensor for h in step.homes), *(b.tensor for b in step.batches),
         *(n.tensor for n in step.numbers), *(c.tensor for c in step.counters),
+        *(o.tensor for o in step.outputs),
     ]))  # fmt: skip
     parts = {"body": step.body, "commit": step.commit, "due": step.when_due, "not_due": step.when_not}
     arrays = _arrays(step)
@@ -52,8 +53,8 @@ def _arrays(step: Step) -> list[Array]:
     for statement in (*step.body, *step.commit, *step.when_due, *step.when_not):
         for array in (*sorted(reads(statement), key=_name), *sorted(writes(statement), key=_name)):
             found[array] = None
-    if step.shown is not None:
-        found[step.shown] = None
+    for array in sorted(step.told, key=_name):
+        found[array] = None
     return list(found)
 
 
@@ -67,9 +68,7 @@ def _prepare(step: Step) -> None:
     cut = len(marked)
     rest = (*step.commit, *step.when_due, *step.when_not)
     needed = {array for statement in (*step.when_due, *step.when_not) for array in reads(statement)}
-    if step.shown is not None:
-        needed.add(step.shown)
-    everything = merged([*marked[:cut], *step.commit], needed)
+    everything = merged([*marked[:cut], *step.commit], needed | step.told)
     kept = {array for statement in rest for array in writes(statement) if array.kept}
     ends = [n for n, statement in enumerate(everything) if not writes(statement).isdisjoint(kept)]
     first = min(ends, default=len(everything))
@@ -96,4 +95,4 @@ def flops(step: Step) -> int:
     return sum(2 * prod(one.batch) * one.rows * one.columns * one.depth for one in products)
 
 
-__all__ = ["Batch", "Counter", "Home", "Number", "Step", "flops", "program", "turned"]
+__all__ = ["Batch", "Counter", "Home", "Number", "Output", "Step", "flops", "program", "turned"]

@@ -119,7 +119,7 @@ def turned(step: Step) -> frozenset[str]:
     """The kept matrices that lie better the other way round: products read them so, or mostly do."""
     wants: dict[str, set[bool]] = {}
     sizes: dict[str, tuple[int, int]] = {}
-    for statement in merged([*step.body, *step.commit, *step.when_due, *step.when_not], _shown(step)):
+    for statement in merged([*step.body, *step.commit, *step.when_due, *step.when_not], step.told):
         if not isinstance(statement, Product):
             continue
         if _is_matrix(statement) and oriented(statement, step.lanes) is None:
@@ -139,7 +139,3 @@ def turned(step: Step) -> frozenset[str]:
 def _waste(size: int, step: Step) -> float:
     """How many lanes a row of this size takes, beside how many it needs."""
     return -(-size // step.lanes) * step.lanes / size
-
-
-def _shown(step: Step) -> set[Array]:
-    return set() if step.shown is None else {step.shown}
