@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 import carpool
-from benchmarks.pace import FirstStep, Pace
+from benchmarks.pace import Ended, FirstStep, Pace
 from benchmarks.precision import of_job
 from benchmarks.record import OURS, Measured, Window
 from benchmarks.windows import Way, timed
@@ -72,9 +72,9 @@ class Carpool(Way):
     def window(self) -> Window:
         if self._order.device == "cpu":  # machine code is enqueued ahead: its pace shows in a longer call
             window = timed(lambda: self._train(Silent()))
-            pace = Pace(settled_s=_SETTLED_S)
+            pace = Ended(self._order.workload.epoch_steps, settled_s=_SETTLED_S)
             train(replace(self._order, epochs=self._longer(window)), pace)
-            self._steady += pace.windows(self._parts)
+            self._steady += pace.windows()
             return window
         watch = Pace() if self._order.epochs >= _PACED_EPOCHS else Stopwatch()
         window = timed(lambda: self._train(watch))

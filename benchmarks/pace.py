@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from benchmarks.record import Window
-from carpool.events import Event, GroupAdvanced
+from carpool.events import EpochsEnded, Event, GroupAdvanced
 
 
 class Pace:
@@ -54,6 +54,40 @@ class Pace:
         """Model-steps a second."""
         found = self.windows()
         return found[0].rate if found else None
+
+
+class Ended:
+    """Listens to epochs that have ended, together: they are told once they are computed, many in one moment where they were told so.
+
+    It counts from the last epoch of one such moment to the last of all, `settled_s` after the first.
+    """
+
+    hears = frozenset({EpochsEnded})
+    together_s = 0.002
+
+    def __init__(
+        self, epoch_steps: int, clock: Callable[[], float] = time.perf_counter, settled_s: float = 0.0
+    ) -> None:
+        self._epoch_steps, self._clock, self._settled_s = epoch_steps, clock, settled_s
+        self._ended: list[tuple[float, int]] = []
+
+    def __call__(self, event: Event) -> None:
+        assert isinstance(event, EpochsEnded), event
+        self._ended.append((self._clock(), len(event.names) * self._epoch_steps))
+
+    def windows(self) -> tuple[Window, ...]:
+        """One, or none of a run that is over before it has settled."""
+        moments: list[tuple[float, int]] = []
+        for at, steps in self._ended:
+            if moments and at - moments[-1][0] < self.together_s:
+                steps += moments.pop()[1]
+            moments.append((at, steps))
+        settled = [place for place, (at, _) in enumerate(moments) if at - moments[0][0] >= self._settled_s]
+        if len(settled) < 2:
+            return ()
+        begun = settled[0]
+        seconds = moments[-1][0] - moments[begun][0]
+        return (Window(seconds, sum(steps for _, steps in moments[begun + 1 :])),)
 
 
 class FirstStep:

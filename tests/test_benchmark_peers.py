@@ -10,20 +10,21 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks import __main__ as command
 from benchmarks import cold, floor, gpu, mix, peers_together, precision
 from benchmarks import report as reporting
-from benchmarks.pace import FirstStep, Pace
+from benchmarks.pace import Ended, FirstStep, Pace
 from benchmarks.peers_cuda import captured_plain_step, plain_step
 from benchmarks.peers_torch import Stacked, eager_step, seeded
 from benchmarks.record import OURS, Ceilings, ColdCall, Measured, Need, Row, Window
 from benchmarks.resnet import resnet
 from benchmarks.sizes import ColdSize, MixSize, Size
 from benchmarks.workloads import WORKLOADS, sweep
-from carpool.events import GroupAdvanced
+from carpool.events import EpochsEnded, GroupAdvanced
 
 
 @pytest.fixture
@@ -356,3 +357,17 @@ def test_a_plot_is_a_picture(tmp_path: Path) -> None:
     report = Report("cpu", "2026-01-02", False, {"cpu": "Fast", "cores": 2}, {}, {}, rows=(row, row))
     path = plot.draw(replace(report, ceilings=Ceilings(1e3, 1e4)), tmp_path / "made.png")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_epochs_that_are_told_together_are_counted_in_one_moment():
+    """Two epochs of three jobs every tenth of a second, four steps each."""
+    now = 0.0
+    ended = Ended(4, clock=lambda: now, settled_s=0.1)
+    for moment in range(5):
+        for late in (0.0, 0.001):
+            now = moment / 10 + late
+            ended(EpochsEnded(("a", "b", "c"), np.zeros(3), {}))
+    (window,) = ended.windows()
+    assert window.model_steps == 3 * 2 * 12
+    assert window.seconds == pytest.approx(0.3)
+    assert Ended(4).windows() == ()

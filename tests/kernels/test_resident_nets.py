@@ -201,6 +201,6 @@ def test_a_dry_run_keeps_nothing():
     beside = Beside(net(35).jobs)
     chunk = next(beside.chunks())
     before = {name: beside.made[name].clone() for name in beside.state}
-    assert beside.bound(chunk.size).run(chunk.steps, threads=1, dry=True) == {}
+    beside.bound(chunk.size).rehearsed_s(chunk.steps, threads=1)
     for name, then in before.items():
         assert torch.equal(bits(beside.made[name]), bits(then)), name
