@@ -146,6 +146,12 @@ class TorchFuser(Fuser):
 
     def _lowered(self, known: Sequence[Known]) -> Code | str:
         """The same where nothing could compile it."""
+        asked = self._asked(known, len(known))
+        if asked.code is None:
+            asked.code = self._lowered_once(known)
+        return asked.code
+
+    def _lowered_once(self, known: Sequence[Known]) -> Code | str:
         first, width = known[0], len(known)
         try:
             recipe = self._recipe(known, width)
@@ -313,7 +319,7 @@ class TorchFuser(Fuser):
             return Threads()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Asked:
     """Members that somebody asked about, in a stack of so many rows, and what was found out about them."""
 
@@ -321,6 +327,8 @@ class _Asked:
     width: int
     turns: bool
     recipe: Recipe
+    code: Code | str | None = None
+    """The machine code of a training step, or why there is none, once somebody asked."""
 
     @cached_property
     def _held(self) -> Window | Pool:
