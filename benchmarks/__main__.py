@@ -1,4 +1,4 @@
-"""`python -m benchmarks [cpu|gpu|matrix|epochs|nets|panels|loaders|memory|workers|keras|jax|tensorflow|readme]`: parse, run, print."""
+"""`python -m benchmarks [cpu|gpu|matrix|epochs|nets|panels|predictions|loaders|memory|workers|keras|jax|tensorflow|readme]`: parse, run, print."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
             "epochs": _epochs,
             "nets": _nets,
             "panels": _panels,
+            "predictions": _predictions,
             "loaders": _loaders,
             "memory": _memory,
             "keras": _keras,
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
             "epochs",
             "nets",
             "panels",
+            "predictions",
             "loaders",
             "memory",
             "workers",
@@ -186,6 +188,14 @@ def _panels(options: argparse.Namespace) -> int:
 
     _set_threads(options.threads)
     return _plainly("panels", hardware.describe("cpu"), panels.run(options.windows, _say), options.out)
+
+
+def _predictions(options: argparse.Namespace) -> int:
+    from benchmarks import hardware, predictions
+
+    _set_threads(options.threads)
+    found = predictions.run(options.windows, _say)
+    return _plainly("predictions", hardware.describe("cpu"), found, options.out)
 
 
 def _loaders(options: argparse.Namespace) -> int:

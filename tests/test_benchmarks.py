@@ -475,6 +475,7 @@ def test_examples_in_docstrings(module: object) -> None:
     assert outcome.failed == 0
 
 
+@pytest.mark.slow
 def test_the_cpu_benchmark_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "SIZES", (Size("small-mlp", 3, 2),))
     monkeypatch.setattr(cpu, "WINDOW_S", 0.01)

@@ -87,6 +87,7 @@ def test_the_last_of_two_runs_gives_it_back():
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.slow
 def test_where_memory_is_short_it_is_looked_through_after_all():
     with collector.set_aside(1000):
         with collector.put_off():

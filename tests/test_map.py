@@ -126,6 +126,7 @@ def test_big_arrays_in_and_out_and_one_array_in_memory_once():
     np.testing.assert_array_equal(x, np.arange(1_000_000.0))
 
 
+@pytest.mark.slow
 def test_a_call_that_takes_too_long_fails_and_says_where_it_was():
     def perhaps_hang(x):
         if x:

@@ -70,18 +70,21 @@ def on_torch(name: str) -> Any:
     return runpy.run_path(str(FOLDER / f"{name}.py"))["main"]()
 
 
+@pytest.mark.slow
 def test_graphs_run_in_processes_of_their_own(returned: Returned):
     made = returned("src000_1_processes")
     assert made["strategies"] == ["isolated", "isolated"]
     assert made["scores"] == {"narrow": [3, 12, 21, 30], "wide": [21, 70, 119, 168]}
 
 
+@pytest.mark.slow
 def test_models_of_one_graph_run_in_threads_of_one_session(returned: Returned):
     made = returned("src000_2_threads")
     assert (made["mean"], made["norm"]) == ([3, 3], [6, 6])
     assert "did you mean short" in made["misspelt"]
 
 
+@pytest.mark.slow
 def test_one_model_over_two_devices_ends_where_one_device_ends(returned: Returned):
     made = returned("src000_3_mirrored")
     assert made["devices"] == 2
@@ -89,6 +92,7 @@ def test_one_model_over_two_devices_ends_where_one_device_ends(returned: Returne
     assert falls(made["loss"])
 
 
+@pytest.mark.slow
 def test_sessions_work_at_once_under_caps_and_compute_what_each_computes_alone(returned: Returned):
     made = returned("src001_1_sessions")
     assert made["together"] == made["alone"]
@@ -96,6 +100,7 @@ def test_sessions_work_at_once_under_caps_and_compute_what_each_computes_alone(r
     assert made["caps"] == "first: 2.0 GiB, second: 1.0 GiB"
 
 
+@pytest.mark.slow
 def test_queues_end_and_leave_no_thread(returned: Returned):
     made = returned("src001_2_queues")
     assert made["heard"] == [5.0 * step for step in range(12)]
@@ -103,6 +108,7 @@ def test_queues_end_and_leave_no_thread(returned: Returned):
     assert (made["five"], made["threads left"]) == (5, 0)
 
 
+@pytest.mark.slow
 def test_a_model_in_parts_trains_as_it_does_whole(returned: Returned):
     made = returned("src001_3_parts")
     assert made["parts"] == ["lower/w", "upper/w"]
@@ -110,10 +116,12 @@ def test_a_model_in_parts_trains_as_it_does_whole(returned: Returned):
     assert made["loss"][-1] < made["loss"][0] / 2
 
 
+@pytest.mark.slow
 def test_graphs_have_sessions_of_their_own_and_share_no_state(returned: Returned):
     assert returned("src002_1_graphs") == {"area": 10.0, "count": 5.0, "count again": 1.0}
 
 
+@pytest.mark.slow
 def test_every_cap_is_listed(returned: Returned):
     made = returned("src002_2_memory")
     assert made["process"] == "0.400000"
@@ -123,6 +131,7 @@ def test_every_cap_is_listed(returned: Returned):
     assert "in a process of its own at most 3.0 GiB" in made["plan"]
 
 
+@pytest.mark.slow
 def test_keras_models_train_at_once_and_end_as_alone(returned: Returned):
     made = returned("src002_3_keras")
     assert made["same"]
@@ -131,6 +140,7 @@ def test_keras_models_train_at_once_and_end_as_alone(returned: Returned):
         assert made["evaluated"][name] < made["losses"][name][-1]
 
 
+@pytest.mark.slow
 def test_keras_models_come_back_from_their_processes_trained(returned: Returned):
     made = returned("src002_4_keras_processes")
     assert made["strategies"] == ["isolated"] * 3
@@ -138,6 +148,7 @@ def test_keras_models_come_back_from_their_processes_trained(returned: Returned)
     assert all(made["after"][name] < made["before"][name] for name in made["before"])
 
 
+@pytest.mark.slow
 def test_each_process_has_a_gpu_and_a_result_of_its_own(returned: Returned):
     first, second = returned("src002_5_devices")
     assert (first["gpu"], second["gpu"]) == ("0", "1")
@@ -168,12 +179,14 @@ def test_a_loop_of_ones_own_advances_both_models():
     assert all(last < first for first, last in zip(made["first"], made["last"], strict=True))
 
 
+@pytest.mark.slow
 def test_pipelines_are_read_whole_in_every_epoch(returned: Returned):
     made = returned("src004_1_datasets")
     assert {name: one["steps"] for name, one in made.items()} == {"a": 4 * 7, "b": 4 * 5, "c": 4 * 8}
     assert all(falls(one["loss"]) for one in made.values())
 
 
+@pytest.mark.slow
 def test_keras_models_of_different_shape_are_planned_and_fitted(returned: Returned):
     made = returned("src004_2_models")
     assert made["rates"] == pytest.approx({"a": 1e-2, "b": 5e-3, "c": 2e-2})
@@ -181,6 +194,7 @@ def test_keras_models_of_different_shape_are_planned_and_fitted(returned: Return
     assert all(falls(losses) for losses in made["losses"].values())
 
 
+@pytest.mark.slow
 def test_one_tf_function_serves_three_models(returned: Returned):
     made = returned("src004_3_one_step")
     assert made["same"]

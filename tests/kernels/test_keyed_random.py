@@ -128,6 +128,7 @@ def test_evaluation_and_generators_of_ones_own_are_left_alone():
     assert torch.equal(own, torch.rand(4, generator=torch.Generator().manual_seed(5)))
 
 
+@pytest.mark.slow
 def test_compiled_masks_equal_eager_ones():
     from torch.fx.experimental.proxy_tensor import make_fx
 

@@ -32,6 +32,7 @@ def test_where_nobody_can_tell_it_never_is(monkeypatch: pytest.MonkeyPatch, tmp_
     assert not maps.crowded()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("crowded", "count", "left"),
     [(False, 3, [0, 1, 2]), (False, 6, [2, 3, 4, 5]), (True, 6, [3, 4, 5]), (True, 1, [0]), (True, 0, [])],

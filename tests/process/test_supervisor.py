@@ -253,6 +253,7 @@ def test_an_answer_that_comes_late_is_not_the_next_one(worker, monkeypatch):
     assert "in then_waits" in worker.stacks()
 
 
+@pytest.mark.slow
 def test_news_is_progress():
     def goes_on():
         for _ in range(12):

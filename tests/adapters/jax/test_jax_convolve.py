@@ -15,6 +15,7 @@ from carpool.adapters.jax.replay import replayed
 from carpool.adapters.jax.telling import names_of
 
 
+@pytest.mark.slow
 @given(
     rank=st.integers(1, 2),
     size=st.integers(5, 8),
@@ -86,6 +87,7 @@ def test_stacked_it_has_no_convolution(precision):
 LAST, FIRST, ODD = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("CHWN", "IHWO", "CHWN")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "spec", "channels", "groups", "each"),
     [

@@ -99,6 +99,7 @@ def test_few_jobs_call_it_themselves():
     assert parts_of(jobs(mlp, FEWEST - 1)) == [None] * (FEWEST - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", [mlp, of_nnx])
 def test_made_together_and_alone_they_end_alike(factory):
     asked = jobs(factory)

@@ -33,6 +33,7 @@ class Counted:
         return self.families.traced(self.rule(optimizer))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

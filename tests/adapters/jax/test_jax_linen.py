@@ -116,6 +116,7 @@ def test_a_step_calls_the_module_and_its_collections_change():
     assert result.history["val_loss"][-1] == pytest.approx(float(loops.loss(shown, loops.Y[:24])), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_stack_with_rates_seeds_and_dropout_of_their_own_equals_each_alone():
     for rate, seed, drop, result in loops.three(lambda drop: Normed(drop)):
         parameters, held, losses = by_hand(Normed(drop), tx=optax.adam(rate), seed=seed)

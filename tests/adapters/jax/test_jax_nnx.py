@@ -107,6 +107,7 @@ def test_a_factory_is_given_the_seeds_key_and_a_step_the_module():
     loops.close(result.model, hand)
 
 
+@pytest.mark.slow
 def test_a_stack_with_rates_seeds_and_dropout_of_their_own_equals_each_alone():
     for rate, seed, drop, result in loops.three(lambda drop: lambda key: Normed(nnx.Rngs(key), drop)):
         hand = Normed(nnx.Rngs(jax.random.key(seed)), drop)

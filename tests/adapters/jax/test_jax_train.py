@@ -113,6 +113,7 @@ def test_members_that_read_the_same_share_an_order_until_one_ends():
     assert_alone(run(jobs, strategy="fused"), jobs)
 
 
+@pytest.mark.slow
 def test_rates_of_dropout_differ_in_one_stack():
     def rated(rate: float) -> Any:
         def make(key: Any) -> Model:
@@ -280,6 +281,7 @@ def test_a_step_that_raises_when_traced_fails_its_job_alone():
     assert isinstance(results[1].error, ArithmeticError)
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own():
     jobs = [job(0.01, i) for i in range(2)]
     results = run(jobs, strategy="isolated")

@@ -31,6 +31,7 @@ def test_a_model_is_saved_evaluated_and_fitted_on_as_after_fit(tmp_path):
     zoo.assert_same_model(model, reference)
 
 
+@pytest.mark.slow
 def test_clear_session_in_between_breaks_nothing():
     x, y = zoo.arrays(5)
     first = zoo.ours([zoo.sequential(seed=i) for i in range(2)], x, y)
@@ -195,6 +196,7 @@ def test_a_later_step_that_differs_is_found_by_verify(monkeypatch):
     assert "differs by" in results[0].reason
 
 
+@pytest.mark.slow
 def test_many_members_are_repacked_when_most_have_ended(monkeypatch):
     from carpool.executors import driver
 

@@ -41,6 +41,7 @@ def three_fitted(models, **arguments):
     return zoo.ours(models, x, y, batch_size=32, epochs=2, **arguments)
 
 
+@pytest.mark.slow
 def test_three_different_models_end_as_their_own_fits_would():
     models, alone = three_models(), three_models()
     results = three_fitted(models)

@@ -237,6 +237,7 @@ def test_layers_adapted_to_different_data_train_as_each_alone():
         zoo.assert_history(result.history, zoo.alone(adapted(scale), x, y))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="AUC trains by its own fit there")
 def test_numbered_metrics_keep_their_names_in_a_stack():
     x, y = zoo.arrays(5)

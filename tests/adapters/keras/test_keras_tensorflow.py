@@ -110,6 +110,7 @@ def three(name) -> tuple[Any, Any, Any]:
     return model, x, y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["abc", pytest.param("cba", marks=pytest.mark.slow)])
 def test_three_different_models_end_as_each_alone(only_programs, order):
     made = {name: three(name) for name in order}
@@ -195,6 +196,7 @@ def test_validation_is_keras_own(only_programs):
     compare(lambda seed: build(hidden, seed=seed), x, y, jobs=3, validation_data=numbers(30, seed=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_callbacks_see_and_change_their_own_model(only_programs, tmp_path, jobs):
     x, y = numbers()

@@ -20,6 +20,7 @@ OTHER = next(
 )
 
 
+@pytest.mark.slow
 def test_isolated_jobs_end_as_their_own_fits_would_and_the_users_models_hold_it():
     x, y = zoo.arrays(5)
     model, reference = zoo.sequential(optimizer="Adam"), zoo.sequential(optimizer="Adam")

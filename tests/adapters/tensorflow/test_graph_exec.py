@@ -74,6 +74,7 @@ def ran(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_tutorial_of_2016_runs_as_it_is(tmp_path: Path):
     (tmp_path / "linear.py").write_text(TUTORIAL)
     done = ran(

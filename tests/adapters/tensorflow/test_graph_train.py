@@ -65,6 +65,7 @@ def test_in_a_process_of_its_own_it_ends_at_the_same_bits():
     assert apart.history == here.history
 
 
+@pytest.mark.slow
 def test_a_live_graph_goes_to_a_process_of_its_own_too():
     graph, made = live()
     one = Graph(graph, {"loss": made["loss"]}, train_op=made["train"])

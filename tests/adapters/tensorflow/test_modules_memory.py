@@ -103,6 +103,7 @@ def test_a_change_that_comes_too_late_stops_the_run(monkeypatch):
         carpool.train([job()], device="cpu", reporters=[])
 
 
+@pytest.mark.slow
 def test_nothing_starts_to_ask():
     """In a fresh process: a limit is set while TensorFlow is imported and has not started, and kept when it has."""
     said = run(

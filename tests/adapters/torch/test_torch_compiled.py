@@ -48,6 +48,7 @@ class Ragged(nn.Module):
         return self.head(nn.functional.max_pool2d(self.convolve(x), 2).relu().flatten(1))
 
 
+@pytest.mark.slow
 def test_ragged_pooling_is_compiled_though_the_program_compiled_before(monkeypatch):
     torch.compile(lambda x: x + 1)(torch.ones(2))  # Inductor has read its tables
     x, y = torch.randn(32, 1, 9, 9, dtype=torch.float64), torch.arange(32) % 3

@@ -6,6 +6,7 @@ import pytest
 from zoo import TorchZoo
 from zoo_operators import OperatorZoo
 
+from carpool.adapters.torch import programs
 from carpool.adapters.torch.program import Program
 from carpool.adapters.torch.programs import Programs
 from carpool.adapters.torch.resident import Code
@@ -34,6 +35,7 @@ class TestTorchResident(TorchZoo, AdapterConformance):
     @pytest.fixture(autouse=True)
     def forced(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Programs, "_choose", _forced)
+        monkeypatch.setattr(programs, "FEWEST_LAUNCHES", 0)
 
 
 def _forced(programs: Programs, program: Program, code: Code | None, launches: Callable[[], int]) -> None:

@@ -142,6 +142,7 @@ def jobs(name, count):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_prediction_over_actual_is_between_1_and_one_and_a_half(name):
     members = 4

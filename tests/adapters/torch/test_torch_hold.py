@@ -77,6 +77,7 @@ def test_jobs_that_hold_the_lock_are_isolated_by_measurement_and_it_is_remembere
     assert len(CALLS) == described
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trials")
 def test_a_plan_that_measures_isolates_them_too_and_training_does_not_measure_again(short):
     made = [job(2), job(3)]

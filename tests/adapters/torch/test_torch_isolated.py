@@ -101,6 +101,7 @@ def of_all_kinds():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, pytest.param(7, marks=pytest.mark.slow)])
 def test_bits_are_those_of_a_run_in_turn(count):
     ours, theirs = run(of_all_kinds()[:count]), run(of_all_kinds()[:count], "in_turn")
@@ -161,6 +162,7 @@ def twins(**options):
     ]
 
 
+@pytest.mark.slow
 def test_jobs_of_one_structure_share_a_worker_and_are_fused_there():
     seen = []
     ours = carpool.train(twins(), device="cpu", strategy="isolated", compile=False, reporters=[seen.append])
@@ -176,6 +178,7 @@ def test_jobs_of_one_structure_share_a_worker_and_are_fused_there():
 # Callbacks, failures, ends
 
 
+@pytest.mark.slow
 def test_callbacks_run_in_the_worker_on_a_copy(tmp_path):
     seen = []
 
@@ -247,6 +250,7 @@ def test_a_crash_fails_its_own_job_and_no_other():
     assert results[1].model.calls == 0  # what a forward pass leaves in its module stays in the worker
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_home")
 def test_a_job_without_progress_is_stopped_and_says_where_it_was():
     jobs = [faulty(hang, 4, timeout_s=5), live_job()]

@@ -149,6 +149,7 @@ CONTAINED = ("plain", "a tally, and state before the first step", "generator sel
 """Another case has all of each: schedules, the same seldom, both seldom."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fused", "interleaved"])
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.slow] * (case in CONTAINED)) for case in CASES]

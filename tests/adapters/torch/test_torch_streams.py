@@ -389,6 +389,7 @@ def test_groups_that_share_sources_crosswise_do_not_wait_for_each_other():
     assert {result.outcome.word for result in results} == {"completed"}
 
 
+@pytest.mark.slow
 def test_a_session_that_cannot_be_opened_holds_up_nobody():
     class Heavy(nn.Linear):
         def to(self, *args: Any, **kwargs: Any) -> Any:

@@ -87,6 +87,7 @@ def test_a_layer_more_is_few_operations_more():
     assert found[1] - found[0] < 3 * 80
 
 
+@pytest.mark.slow
 def test_a_new_structure_in_every_call_leaves_little_behind(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(program, "_MOST_NODES", 600)
     monkeypatch.setattr(program, "_MOST_SHAPES", 100)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from carpool.adapters.base import EpochColumns, MetricColumns, Reading, Ticket
 from carpool.adapters.torch.feed import Feed
 from carpool.adapters.torch.hypers import Ahead, columns
 from carpool.adapters.torch.launch import (
@@ -34,6 +33,7 @@ from carpool.adapters.torch.launch import (
 )
 from carpool.adapters.torch.stacked import Recipe
 from carpool.adapters.torch.standing import Rows, standing
+from carpool.adapters.torch.told import Shown, Stretched, Validated
 from carpool.adapters.torch.validation import Validation
 from carpool.order import scratch_bytes
 from carpool.planning.cursor import Chunk, Stretch
@@ -78,129 +78,6 @@ class _Runner:
 def _runner(process: int) -> _Runner:
     """A process's own: after a fork the parent's thread is not there."""
     return _Runner()
-
-
-@dataclass
-class Shown:
-    """What steps give, epoch after epoch: sums by row, how many steps each took, and where it raised; once their launch is through."""
-
-    epochs: Epochs
-    steps: int
-    sums: np.ndarray
-    """[epochs, rows, values]"""
-    taken: np.ndarray
-    faults: np.ndarray
-    future: Future[None] | None = None
-    seconds: float = 0.0
-    """Its share of the launch's."""
-
-    @classmethod
-    def room(cls, epochs: Epochs, steps: int, values: int, count: int = 1) -> Shown:
-        """For so many epochs of so many steps each."""
-        width = epochs.width
-        taken, faults = np.zeros((count, width), np.int64), np.full((count, width), -1, np.int64)
-        return cls(epochs, steps, np.zeros((count, width, values)), taken, faults)
-
-    def done(self) -> bool:
-        return self._launched().done()
-
-    def wait(self) -> None:
-        self._launched().result()
-
-    def _launched(self) -> Future[None]:
-        if self.future is None:
-            self.epochs.launch()
-        assert self.future is not None
-        return self.future
-
-    def read(self) -> np.ndarray:
-        """A row for each of the stack's, of a single epoch: sums, steps taken, and whether it is alive."""
-        self.wait()
-        taken = self.taken[0]
-        alive = (taken == self.steps) | (self.faults[0] >= 0)
-        return np.concatenate([self.sums[0], taken[:, None], alive[:, None]], 1)
-
-    def at(self, epoch: int) -> Shown:
-        """What one of the epochs gave."""
-        own = slice(epoch, epoch + 1)
-        parts = self.sums[own], self.taken[own], self.faults[own]
-        return Shown(self.epochs, self.steps, *parts, self.future)
-
-    def whole(self, rows: Rows) -> bool:
-        """Whether these rows took all their steps."""
-        return bool((self.taken[:, rows.place] == self.steps).all())
-
-
-@dataclass(frozen=True)
-class Validated:
-    """The sums of rows over all their validation samples."""
-
-    shown: Shown
-    lengths: Mapping[int, int]
-    names: Sequence[str]
-
-    def done(self) -> bool:
-        return self.shown.done()
-
-    def read(self) -> MetricColumns:
-        rows = tuple(self.lengths)
-        sums = self.shown.read()[list(rows)]
-        samples = np.array(list(self.lengths.values()), np.int64)
-        nothing = np.zeros(len(rows), bool)
-        own = {name: sums[:, column] for column, name in enumerate(self.names)}
-        return MetricColumns(rows, np.zeros(len(rows), np.int64), samples, own, nothing)
-
-
-@dataclass(frozen=True)
-class Stretched:
-    """Whole epochs that were told at once: what their chunks showed, and their validation."""
-
-    stretch: Stretch
-    rows: Rows
-    chunks: Sequence[Shown]
-    validated: Validated | None
-    ahead: Ahead
-    names: Sequence[str]
-
-    def done(self) -> bool:
-        return self.chunks[0].done()
-
-    def columns(self) -> EpochColumns | None:
-        for shown in self.chunks:
-            shown.wait()
-        if not all(shown.whole(self.rows) for shown in self.chunks):
-            return None
-        total = self.chunks[0].sums[:, self.rows.place]
-        for shown in self.chunks[1:]:
-            total = total + shown.sums[:, self.rows.place]
-        told, steps = self.stretch, self.stretch.steps
-        sums = {name: total[:, :, column] for column, name in enumerate(self.names)}
-        return EpochColumns(told.rows, told.epochs, steps, told.samples, sums, self._validation())
-
-    def _validation(self) -> Mapping[str, np.ndarray]:
-        if self.validated is None:
-            return {}
-        shown, lengths = self.validated.shown, self.validated.lengths
-        samples = np.maximum(1, np.array([lengths[row] for row in self.stretch.rows], np.int64))
-        means = shown.sums[:, self.rows.place] / samples[:, None]
-        return {name: means[:, :, column] for column, name in enumerate(self.validated.names)}
-
-    def tickets(self) -> Iterator[tuple[Ticket, Reading | None]]:
-        for epoch in range(self.stretch.epochs):
-            begun = epoch * self.stretch.steps
-            for place, shown in enumerate(self.chunks):
-                chunk = self.stretch.chunk(epoch, place)
-                ahead = replace(self.ahead, begun=begun)
-                begun += chunk.steps
-                read = self.validated if chunk.ends else None
-                if read is not None:
-                    read = replace(read, shown=read.shown.at(epoch))
-                yield Ticket(chunk, (shown.at(epoch), ahead, None)), read
-
-    @property
-    def seconds(self) -> float:
-        """Of all its steps; validation is left out, as it is of single chunks."""
-        return sum(shown.seconds for shown in self.chunks)
 
 
 @dataclass(frozen=True)
@@ -306,7 +183,7 @@ class Epochs:
         parts = self._validating(rows, size, validation, resident)
         if parts is None:
             return None
-        shown = parts[0].shown if parts else Shown.room(self, 0, len(self._recipe.evaluated))
+        shown = parts[0].shown if parts else self._room(0, len(self._recipe.evaluated))
         if parts:
             self._add(_Block(parts))
         else:
@@ -347,13 +224,11 @@ class Epochs:
         numbers = ahead(told.epochs)
         if numbers.errors:
             return None
-        shown = [
-            Shown.room(self, chunk.steps, len(self._recipe.values), told.epochs) for chunk in told.chunks
-        ]
+        shown = [self._room(chunk.steps, len(self._recipe.values), told.epochs) for chunk in told.chunks]
         parts = [replace(part, shown=one) for part, one in zip(parts, shown, strict=True)]
         found = None
         if validated:
-            own = Shown.room(self, 0, len(self._recipe.evaluated), told.epochs)
+            own = self._room(0, len(self._recipe.evaluated), told.epochs)
             validated = [replace(part, shown=own) for part in validated]
             assert validation is not None
             found = Validated(own, validation.lengths(asked.rows), self._recipe.evaluated)
@@ -361,11 +236,14 @@ class Epochs:
         self._add(_Block([*parts, *validated], told.epochs, numbers))
         return Stretched(told, rows, shown, found, numbers, self._recipe.values)
 
+    def _room(self, steps: int, values: int, epochs: int = 1) -> Shown:
+        return Shown.room(self.launch, self.width, steps, values, epochs)
+
     def _training(
         self, chunk: Chunk, rows: Rows, resident: Resident, batches: np.ndarray, lays: np.ndarray | None
     ) -> _Part:
         first = rows.host * self.longest + batches * self._feed.batch_size
-        shown = Shown.room(self, chunk.steps, len(self._recipe.values))
+        shown = self._room(chunk.steps, len(self._recipe.values))
         batch, order = np.broadcast_to(batches, len(rows.host)), self._order.ctypes.data
         return _Part(resident, self._tensors, rows.host, order, first, batch, chunk.steps, shown, True, lays)
 
@@ -378,7 +256,7 @@ class Epochs:
     ) -> list[_Part] | None:
         passes = validation.passes(rows, size)
         codes = {batch: resident(batch) for _, _, batch, _ in passes}
-        shown = Shown.room(self, 0, len(self._recipe.evaluated))
+        shown = self._room(0, len(self._recipe.evaluated))
         order, parts = validation.tensors["order"], list[_Part]()
         for chosen, start, batch, steps in passes:
             if (code := codes[batch]) is None:

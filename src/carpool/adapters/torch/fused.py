@@ -32,7 +32,7 @@ from carpool.adapters.torch.absorb import restore_into
 from carpool.adapters.torch.behaviour import job_signature
 from carpool.adapters.torch.check import try_step
 from carpool.adapters.torch.clock import Clock, Receipt, Stream
-from carpool.adapters.torch.epochs import Epochs, Shown
+from carpool.adapters.torch.epochs import Epochs
 from carpool.adapters.torch.feed import Feed
 from carpool.adapters.torch.full import is_full
 from carpool.adapters.torch.hypers import Ahead, Hypers
@@ -45,6 +45,7 @@ from carpool.adapters.torch.stacked import Recipe, train_step
 from carpool.adapters.torch.store import Pool, Store
 from carpool.adapters.torch.streams import Streamed
 from carpool.adapters.torch.threads import Threads
+from carpool.adapters.torch.told import Shown
 from carpool.adapters.torch.transfer import sent
 from carpool.adapters.torch.validation import Validation
 from carpool.adapters.torch.verify import RowsRaised, Verifier
