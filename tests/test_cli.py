@@ -184,7 +184,10 @@ def test_code_is_shown_where_nothing_could_compile_it(
     write: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "unavailable", lambda: "there is no C compiler")
-    assert "void member(Run *R, i8 row, char *A)" in carpool("plan", write(SWEEP), "--device", "cpu", "--show-code").stdout
+    assert (
+        "void member(Run *R, i8 row, char *A)"
+        in carpool("plan", write(SWEEP), "--device", "cpu", "--show-code").stdout
+    )
 
 
 def test_a_file_without_fused_groups_has_no_code_to_show(write: Callable[[str], str]) -> None:

@@ -627,3 +627,18 @@ def test_repacking_that_does_not_pay_does_not_happen():
 def test_fused_rows_leave_and_a_solo_row_is_read():
     assert fused({"a": Script(), "b": Script()}).run().session.asked("leave") == [[(0, 1)]]
     assert solo(Script()).run().session.asked("state") == [[(0,)]]
+
+
+def test_what_a_compiler_is_making_is_waited_for_between_turns():
+    stage = fused({"a": Script(), "b": Script()})
+    made: list[bool] = []
+    stage.session.preparing = lambda chunk: (lambda: bool(made)) if not made else None  # type: ignore[method-assign]
+    steps = stage.driver.run()
+    ready = next(steps)
+    assert not ready()
+    assert not stage.session.calls
+    made.append(True)
+    assert ready()
+    for _ in steps:
+        pass
+    assert stage.outcomes() == {"a": "completed", "b": "completed"}

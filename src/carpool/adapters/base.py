@@ -227,6 +227,13 @@ class Session(Servable):
     def advance(self, chunk: Chunk) -> Ticket:
         """Enqueues the chunk's steps without waiting for them."""
 
+    def preparing(self, chunk: Chunk) -> Callable[[], bool] | None:
+        """Whether a compiler is through with the chunk's steps and the validation behind them; None where none is at work on them.
+
+        Other sessions may go on meanwhile.
+        """
+        return None
+
     def advance_epochs(self, stretch: Stretch) -> Told | None:
         """Enqueues whole epochs at once, as many of these as it likes, their validation included; None where it takes no stretch."""
         return None

@@ -124,6 +124,7 @@ class Driver:
 
         `measure` gives a fused group up where it is slower than its members one after another.
         """
+        yield from self._prepared(self._cut(1))
         if measure:
             self._try()  # before the check, which costs more
         yield from self._check_first_steps()
@@ -139,9 +140,16 @@ class Driver:
             due = verify and any(cursor.batch == 0 and cursor.epoch > 0 for cursor in chunk.cursors)
             if due and not self._check(chunk, _sample(chunk)):
                 continue
+            yield from self._prepared(chunk)
             yield from self._advance(chunk)
         yield from self._settle()
         self._end(tuple(self._members), Outcome.COMPLETED)  # who ended exactly where an epoch had ended
+
+    def _prepared(self, chunk: Chunk | None) -> Iterator[Ready]:
+        """Waits for a compiler, if the chunk must: other sessions go on meanwhile."""
+        is_through = self._session.preparing(chunk) if chunk is not None else None
+        if is_through is not None:
+            yield is_through
 
     def interrupt(self) -> None:
         """Ends every member where it stands."""

@@ -56,7 +56,7 @@ from carpool.result import Outcome, Result
 from carpool.stopping import declared
 
 MOST_OPEN = 64  # sessions at once; memory usually says less
-_POLL_S = 0.0002  # how long to sleep when everything waits
+_POLL_S, _LONG_POLL_S = 0.0002, 0.005  # how long to sleep when everything waits: a tenth of how long it has waited
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ class Run:
         self._ledger = Ledger(plan.free_bytes)
         self._waiting: deque[Entry] = deque()
         self._open: dict[Lane, Entry] = {}
+        self._ran_s = time.perf_counter()
+        """When one of them last went on."""
         self._workers = Workers(plan, jobs, adapters, orders.verify)
         self._most_open = 1 if orders.strategy == "in_turn" else MOST_OPEN
         self.results = {} if results is None else results
@@ -249,12 +251,15 @@ class Run:
             if lanes and len(apart) == len(lanes):
                 wait_for_workers(apart)
             elif lanes:
-                time.sleep(_POLL_S)
+                waited_s = time.perf_counter() - self._ran_s
+                time.sleep(min(_LONG_POLL_S, max(_POLL_S, waited_s / 10)))
             return
         lane.driver.slice_s = SLICE_S if len(lanes) > 1 else None
         entry = self._open[lane]
         try:
-            if not lane.advance():
+            is_through = not lane.advance()
+            self._ran_s = time.perf_counter()
+            if is_through:
                 self._close(lane)
         except BaseException as error:
             failure(error)

@@ -28,7 +28,8 @@ from carpool.machine.compilers import Compiler, NoMachineCode
 from carpool.processor import cores, processor
 
 __all__ = [
-    "Compiler", "Made", "NoMachineCode", "begin", "compiler", "is_kept", "is_made", "made", "unavailable",
+    "Compiler", "Made", "NoMachineCode", "begin", "compiler", "is_kept", "is_made", "made",
+    "unavailable", "under_way",
     "vector_bytes",
 ]  # fmt: skip
 
@@ -70,6 +71,11 @@ def begin(source: str) -> Future[Made]:
 def is_made(source: str) -> bool:
     """Whether the library of a source is there already, so that asking for it takes no time."""
     return _desk(os.getpid()).is_made(source)
+
+
+def under_way(source: str) -> Future[Made] | None:
+    """The library of a source that was asked for and is not there yet."""
+    return _desk(os.getpid()).under_way(source)
 
 
 def is_kept(source: str) -> bool:
@@ -135,6 +141,11 @@ class _Desk:
             again.set_result(_remembered(answer.result()))
             return again
         return answer
+
+    def under_way(self, source: str) -> Future[Made] | None:
+        with self._lock:
+            answer = self._asked.get(_key(source))
+        return None if answer is None or answer.done() else answer
 
     def is_made(self, source: str) -> bool:
         with self._lock:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -146,16 +146,36 @@ class StackedSession(FusedSession):
 
     def _begin_codes(self) -> None:
         """Begins to make the machine code of all steps that a long run will take."""
-        if self._device != "cpu" or self._window is not None:
+        if not self._is_long_here:
             return
-        sizes = launches([member.course for member in self._known if member]).by_size
-        if max(sizes.values(), default=0) < FEWEST_LAUNCHES:
-            return
-        for size in sizes:
+        for size in launches([member.course for member in self._known if member]).by_size:
             self._programs.begin("train", size, self._raw, self._recipe)
+        for kind, size, tensors in self._validated_by():
+            self._programs.begin(kind, size, tensors, self._recipe)
+
+    @cached_property
+    def _is_long_here(self) -> bool:
+        """Whether a run is on a CPU and so long that its steps may be machine code."""
+        if self._device != "cpu" or self._window is not None:
+            return False
+        sizes = launches([member.course for member in self._known if member]).by_size
+        return max(sizes.values(), default=0) >= FEWEST_LAUNCHES
+
+    def _validated_by(self) -> Iterator[tuple[str, int, Tensors]]:
+        """The kind, batch size and tensors of each step of validation."""
         if self._validation is not None:
             for size in self._validation.sizes(self._first.course.batch_size):
-                self._programs.begin(self._validation.kind, size, self._validation.tensors, self._recipe)
+                yield self._validation.kind, size, self._validation.tensors
+
+    def preparing(self, chunk: Chunk) -> Callable[[], bool] | None:
+        if not self._is_long_here:
+            return None
+        steps = [("train", chunk.size, self._raw)]
+        if chunk.ends and self._epochs is not None:
+            steps += self._validated_by()
+        found = [self._programs.under_way(*step, self._recipe) for step in steps]
+        waits = [future for future in found if future is not None]
+        return (lambda: all(future.done() for future in waits)) if waits else None
 
     def turn(self) -> AbstractContextManager[object]:
         if self._device != "cpu":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,16 @@ from carpool.adapters.torch.resident import Code, code_of
 from carpool.adapters.torch.stacked import Recipe
 from carpool.errors import FusionError, failure, sentence
 from carpool.kernels.resident.builder import Refused
-from carpool.machine import Compiler, NoMachineCode, begin, compiler, is_made, unavailable
+from carpool.machine import (
+    Compiler,
+    Made,
+    NoMachineCode,
+    begin,
+    compiler,
+    is_made,
+    unavailable,
+    under_way,
+)
 from carpool.planning.widths import compiling_budget_s
 from carpool.windows import measured
 
@@ -102,6 +112,13 @@ class Programs:
             code = self._code(kind, size, recipe, self._panels.cut(tensors)[0])
             if code is not None:
                 begin(code.source)
+
+    def under_way(self, kind: str, size: int, tensors: Tensors, recipe: Recipe) -> Future[Made] | None:
+        """A step's machine code, where a compiler is at work on it."""
+        if self._compile not in ("auto", "resident") or (kind, size) in self._ready:
+            return None
+        code = self._code(kind, size, recipe, self._panels.cut(tensors)[0])
+        return under_way(code.source) if code is not None else None
 
     def _code(self, kind: str, size: int, recipe: Recipe | None, tensors: Tensors) -> Code | None:
         """The step's machine code, where it can be some."""
