@@ -56,7 +56,10 @@ from carpool.result import Outcome, Result
 from carpool.stopping import declared
 
 MOST_OPEN = 64  # sessions at once; memory usually says less
-_POLL_S, _LONG_POLL_S = 0.0002, 0.005  # how long to sleep when everything waits: a tenth of how long it has waited
+_POLL_S, _LONG_POLL_S = (
+    0.0002,
+    0.005,
+)  # how long to sleep when everything waits: a tenth of how long it has waited
 
 
 @dataclass(frozen=True)

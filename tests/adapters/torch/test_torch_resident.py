@@ -232,6 +232,18 @@ def test_whole_epochs_at_once_have_the_bits_of_chunk_after_chunk(
         assert chunks[1].outcome.word == {"diverging": "diverged", "raising": "failed"}[case]
 
 
+def test_epochs_that_are_longer_than_a_launch_are_told_chunk_by_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Any] = []
+    tell = epochs.Epochs.stretch
+    monkeypatch.setattr(epochs.Epochs, "stretch", lambda *given: told.append(tell(*given)))
+    monkeypatch.setattr(epochs, "LAUNCH_S", 1e-9)
+    quietly([job(seed, epochs=6) for seed in range(2)])
+    assert told
+    assert not any(told)
+
+
 def test_a_member_has_the_same_bits_among_others_and_on_one_thread_or_two() -> None:
     few, _ = train([job(seed) for seed in range(2)])
     many, _ = train([job(seed) for seed in range(7)])

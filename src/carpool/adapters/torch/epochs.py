@@ -200,7 +200,8 @@ class Epochs:
     ) -> Stretched | None:
         """As many of these epochs as fill a launch. `ahead` says what so many of them update with.
 
-        None where a batch size has no machine code, or where some of the rows have no validation data.
+        None where a batch size has no machine code, where some of the rows have no validation data, and where
+        an epoch is much longer than a launch may be: others wait for their turn, and Ctrl-C for an end.
         """
         rows, parts = self._feed.rows(asked.chunks[0]), list[_Part]()
         lays = np.full(self.width, -1, np.int64)
@@ -220,6 +221,8 @@ class Epochs:
             if not validated:
                 return None
         epoch_s = _Block([*parts, *validated]).expected_s * self._slower
+        if epoch_s > 2 * LAUNCH_S:
+            return None
         told = asked.of(max(1, min(asked.epochs, _MOST_EPOCHS, int(LAUNCH_S / epoch_s))))
         numbers = ahead(told.epochs)
         if numbers.errors:
