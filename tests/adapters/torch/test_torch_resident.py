@@ -193,6 +193,9 @@ STRETCHED: dict[str, Change] = {
 class Counting(nn.Module):
     """Looks its steps up in a table, and raises where that ends."""
 
+    count: Tensor
+    table: Tensor
+
     def __init__(self, begin: int) -> None:
         super().__init__()
         self.net = net()
