@@ -174,8 +174,8 @@ class StackedSession(FusedSession):
         if chunk.ends and self._epochs is not None:
             steps += self._validated_by()
         found = [self._programs.under_way(*step, self._recipe) for step in steps]
-        waits = [future for future in found if future is not None]
-        return (lambda: all(future.done() for future in waits)) if waits else None
+        waits = [is_through for is_through in found if is_through is not None]
+        return (lambda: all(is_through() for is_through in waits)) if waits else None
 
     def turn(self) -> AbstractContextManager[object]:
         if self._device != "cpu":

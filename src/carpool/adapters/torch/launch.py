@@ -226,13 +226,18 @@ def machine_guess_s(code: Code) -> float:
     return _GUESS_S + len(code.source) * _CHARACTER_S
 
 
+def patience_s(code: Code) -> float:
+    """How long a compiler is waited for: much longer than it should take."""
+    return _PATIENCE_S + _PATIENCE * machine_guess_s(code)
+
+
 def prepared(code: Code) -> machine.Made:
     """The machine code and a launcher's, unless its compiler takes much longer than it should: nobody waits for one that hangs."""
-    patience_s = _PATIENCE_S + _PATIENCE * machine_guess_s(code)
+    most_s = patience_s(code)
     launching, made = machine.begin(LAUNCHER), machine.begin(code.source)
     try:
-        launching.result(patience_s)
-        return made.result(patience_s)
+        launching.result(most_s)
+        return made.result(most_s)
     except TimeoutError:
         raise machine.NoMachineCode("its compiler takes too long") from None
 

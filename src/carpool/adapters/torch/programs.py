@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from carpool.adapters.base import Prepared
-from carpool.adapters.torch.launch import Resident, machine_guess_s
+from carpool.adapters.torch.launch import Resident, machine_guess_s, patience_s
 from carpool.adapters.torch.pace import shortest
 from carpool.adapters.torch.panels import Panels
 from carpool.adapters.torch.program import Program
@@ -22,7 +22,6 @@ from carpool.errors import FusionError, failure, sentence
 from carpool.kernels.resident.builder import Refused
 from carpool.machine import (
     Compiler,
-    Made,
     NoMachineCode,
     begin,
     compiler,
@@ -113,12 +112,16 @@ class Programs:
             if code is not None:
                 begin(code.source)
 
-    def under_way(self, kind: str, size: int, tensors: Tensors, recipe: Recipe) -> Future[Made] | None:
-        """A step's machine code, where a compiler is at work on it."""
+    def under_way(self, kind: str, size: int, tensors: Tensors, recipe: Recipe) -> Callable[[], bool] | None:
+        """Whether a compiler is through with a step's machine code, or was waited for long enough; None where none is at work on it."""
         if self._compile not in ("auto", "resident") or (kind, size) in self._ready:
             return None
         code = self._code(kind, size, recipe, self._panels.cut(tensors)[0])
-        return under_way(code.source) if code is not None else None
+        future = under_way(code.source) if code is not None else None
+        if code is None or future is None:
+            return None
+        end_s = time.perf_counter() + patience_s(code)
+        return lambda: future.done() or time.perf_counter() > end_s
 
     def _code(self, kind: str, size: int, recipe: Recipe | None, tensors: Tensors) -> Code | None:
         """The step's machine code, where it can be some."""
